@@ -1,0 +1,1 @@
+"""Engines that can be named on the command line."""

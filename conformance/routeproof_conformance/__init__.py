@@ -1,0 +1,1 @@
+"""Adapters, worlds, cases, verdicts, reports and the command line."""

@@ -1,0 +1,1 @@
+"""The production capturer, in torch."""

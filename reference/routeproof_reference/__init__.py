@@ -1,0 +1,1 @@
+"""The executable spec: all ranks of a run as one pure function."""
