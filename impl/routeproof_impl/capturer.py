@@ -214,11 +214,11 @@ class RoutedExpertsCapturer:
         part = step.parts[microbatch]
         plan = self._judged(storage, step, part, ids, layer)
         if plan.length:
-            rows = ids[:, : self._config.top_k]
+            rows = ids.narrow(1, 0, self._config.top_k)
             if plan.gather:
                 rows = self._gathered(rows)
-            rows = _roomy(rows[plan.start : plan.start + plan.length])
-            target = storage[part.offset : part.offset + plan.length, layer]
+            rows = _roomy(rows.narrow(0, plan.start, plan.length))
+            target = storage.narrow(0, part.offset, plan.length).select(1, layer)
             target.copy_(rows.clamp(-1, self._config.experts))
         step.captured[layer, microbatch] = plan.length
 

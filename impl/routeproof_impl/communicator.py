@@ -11,6 +11,9 @@ MOVABLE = frozenset({torch.uint8, torch.int8, torch.int32, torch.int64, torch.fl
 GATHERING = frozenset({"gloo", "nccl", "mpi"})
 """Backends with a gather to one rank."""
 
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""The same collective, which torch has renamed."""
+
 
 class Communicator(Protocol):
     """The TP group of one rank."""
@@ -72,7 +75,7 @@ class TorchCommunicator:
         if self._size == 1:
             return rows
         gathered = self._receive(moved)
-        dist.all_gather_into_tensor(gathered, moved, group=self._group)
+        _ALL_GATHER(gathered, moved, group=self._group)
         return gathered.view(rows.dtype)
 
     def gather(self, rows: torch.Tensor, dst: int = 0) -> torch.Tensor | None:

@@ -74,7 +74,8 @@ def take(
         at = 0
         for start, stop in spans:
             for low, high in _runs(sorted(layers)):
-                wide[at : at + stop - start, low:high].copy_(storage[start:stop, low:high])
+                source = storage.narrow(0, start, stop - start).narrow(1, low, high - low)
+                wide.narrow(0, at, stop - start).narrow(1, low, high - low).copy_(source)
             at += stop - start
         fault = _first_bad(wide, experts) if total else None
         return Snapshot(wide.to(element_type(experts)), fault)

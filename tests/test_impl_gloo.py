@@ -1,0 +1,160 @@
+"""The capturer on real gloo processes: this file is also the program of one rank."""
+
+import json
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+LIMIT = 120
+"""Seconds until ranks that hang are killed."""
+
+
+def run(size, work, folder):
+    """Run `work` on `size` ranks; give what each printed as its last line, as JSON."""
+    command = [sys.executable, "-W", "error", __file__, work, str(size), str(folder / f"meet-{work}")]
+    ranks = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(size)
+    ]
+    outputs = []
+    try:
+        outputs = [rank.communicate(timeout=LIMIT)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+            rank.stdout.close()
+    for rank, output in zip(ranks, outputs, strict=True):
+        assert rank.returncode == 0, output
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+def row(token, layer):
+    """Two different ids in [0, 512) that tell token and layer."""
+    return [2 * (8 * token + layer), 2 * (8 * token + layer) + 1]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_shards_of_any_count_are_restored(size, tmp_path):
+    results = run(size, "shards", tmp_path)
+    for count in range(3 * size + 2):
+        want = [[row(token, layer) for layer in range(3)] for token in range(count)]
+        assert results[0]["published"][count] == want
+        if count != 1:  # the one row of another rank's shard is padding, and stays its own affair
+            assert all(result["buffers"][count] == want for result in results)
+    assert all(result["published"] == [None] * len(results[0]["published"]) for result in results[1:])
+
+
+def test_a_rejected_step_leaves_no_rank_waiting(tmp_path):
+    results = run(2, "rejected", tmp_path)
+    assert [result["errors"] for result in results] == [["LayoutError", "LayerIndexError"]] * 2
+    assert results[0]["published"] == [[row(token, 0)] for token in range(3)]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_collectives_move_every_integer_type(size, tmp_path):
+    results = run(size, "types", tmp_path)
+    for name in ("uint8", "int8", "int16", "uint16", "int32", "uint32", "int64"):
+        want = [[100 + rank, 3 + index] for rank in range(size) for index in range(3)]
+        assert [result["all_gather"][name] for result in results] == [want] * size
+        assert [result["gather"][name] for result in results] == [None] * (size - 1) + [want]
+        assert [result["fallback"][name] for result in results] == [None] * (size - 1) + [want]
+    assert all(result["strided"] for result in results)
+    assert [result["subgroup"] for result in results] == ([[0, 2], [1, 2]] * 2)[:size]
+
+
+# --- one rank
+
+
+def shards(comm):
+    """A step for every count, TP_SHARD handed over: all layers at once in one buffer."""
+    capturer, rank = capturer_of(comm, layers=3)
+    published, buffers = [], []
+    for count in range(3 * comm.size + 2):
+        size = -(-count // comm.size)
+        capturer.begin_step(StepContext(counts=(count,), real=(count,)))
+        for layer in range(3):
+            capturer.capture(layer, shard(count, size, rank, layer))
+        capturer.end_step()
+        snapshot = capturer.snapshot()
+        published.append(None if snapshot is None else snapshot.numpy().tolist())
+        buffers.append(capturer.buffer[:count].tolist())
+    return {"published": published, "buffers": buffers}
+
+
+def rejected(comm):
+    capturer, rank = capturer_of(comm, layers=1)
+    errors = []
+    for layer, rows in [(0, 1), (5, 2)]:
+        capturer.begin_step(StepContext(counts=(5 if rows == 1 else 3,), real=(3,)))
+        try:
+            capturer.capture(layer, torch.zeros((rows, 2), dtype=torch.int64))
+        except CaptureError as error:
+            errors.append(type(error).__name__)
+    capturer.begin_step(StepContext(counts=(3,), real=(3,)))
+    capturer.capture(0, shard(3, 2, rank, 0))
+    capturer.end_step()
+    snapshot = capturer.snapshot()
+    return {"errors": errors, "published": None if snapshot is None else snapshot.numpy().tolist()}
+
+
+def types(comm):
+    result = {"all_gather": {}, "gather": {}, "fallback": {}, "strided": False}
+    for name in ("uint8", "int8", "int16", "uint16", "int32", "uint32", "int64"):
+        rows = torch.tensor([[100 + comm.rank, 3 + i] for i in range(3)], dtype=getattr(torch, name))
+        result["all_gather"][name] = comm.all_gather(rows).tolist()
+        result["gather"][name] = as_list(comm.gather(rows, comm.size - 1))
+        kept, communicator.GATHERING = communicator.GATHERING, frozenset()
+        result["fallback"][name] = as_list(comm.gather(rows, comm.size - 1))
+        communicator.GATHERING = kept
+    try:
+        comm.all_gather(torch.zeros((2, 3)).t())
+    except ValueError:
+        result["strided"] = True
+    pairs = [dist.new_group([first, first + 1]) for first in range(0, comm.size, 2)]
+    pair = communicator.TorchCommunicator(pairs[comm.rank // 2])
+    mine = torch.tensor([comm.rank])
+    base = comm.rank - pair.rank
+    agreed = pair.all_gather(mine).tolist() == [base, base + 1]
+    low = pair.gather(mine, 0)
+    agreed = agreed and as_list(low) == ([base, base + 1] if pair.rank == 0 else None)
+    result["subgroup"] = [pair.rank, pair.size] if agreed else "wrong rows"
+    return result
+
+
+def as_list(tensor):
+    return None if tensor is None else tensor.tolist()
+
+
+def capturer_of(comm, layers):
+    rank = Rank(topology=Topology(tp=comm.size), dp=0, tp=comm.rank)
+    config = CaptureConfig(max_tokens=24, layers=layers, top_k=2, experts=512)
+    return RoutedExpertsCapturer(config, rank, comm), comm.rank
+
+
+def shard(count, size, rank, layer):
+    """Rows of one rank's shard, the tail padded with an id that is out of range."""
+    rows = [row(t, layer) if t < count else [-1, -1] for t in range(rank * size, (rank + 1) * size)]
+    return torch.tensor(rows, dtype=torch.int64).reshape(size, 2)
+
+
+if __name__ == "__main__":
+    import torch
+    import torch.distributed as dist
+    from routeproof_impl import RoutedExpertsCapturer, communicator
+    from routeproof_spec import CaptureConfig, CaptureError, Rank, StepContext, Topology
+
+    _, chosen, world_size, meeting, own_rank = sys.argv
+    dist.init_process_group(
+        "gloo",
+        init_method=Path(meeting).as_uri(),
+        rank=int(own_rank),
+        world_size=int(world_size),
+        timeout=timedelta(seconds=LIMIT / 2),
+    )
+    done = {"shards": shards, "rejected": rejected, "types": types}[chosen](communicator.TorchCommunicator())
+    dist.destroy_process_group()
+    print(json.dumps(done))  # noqa: T201
