@@ -1,0 +1,39 @@
+"""Arrays as plain data, and what a collective is told of them."""
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from routeproof_spec import ArrayData, Collective
+
+Operation = Literal["all_gather", "gather"]
+
+
+def pack(array: NDArray[Any]) -> ArrayData:
+    """Copy an array into plain data."""
+    little = np.asarray(array, order="C").astype(array.dtype.newbyteorder("<"), copy=False)
+    return ArrayData(dtype=array.dtype.name, shape=array.shape, data=little.tobytes())
+
+
+def unpack(data: ArrayData) -> NDArray[Any]:
+    """Give the array back, read-only."""
+    dtype = np.dtype(data.dtype).newbyteorder("<")
+    return np.frombuffer(data.data, dtype=dtype).reshape(data.shape)
+
+
+def describe(op: Operation, rows: Any) -> Collective:  # noqa: ANN401
+    """Describe the input of a collective: a numpy array or a torch tensor."""
+    if isinstance(rows, np.ndarray):
+        dtype, contiguous = rows.dtype.name, bool(rows.flags.c_contiguous)
+    else:
+        dtype, contiguous = str(rows.dtype).removeprefix("torch."), bool(rows.is_contiguous())
+    return Collective(op=op, dtype=dtype, shape=tuple(rows.shape), contiguous=contiguous)
+
+
+def concatenate(parts: list[Any]) -> Any:  # noqa: ANN401
+    """Concatenate along axis 0; the kind of array stays."""
+    if all(isinstance(part, np.ndarray) for part in parts):
+        return np.concatenate(parts)
+    import torch  # noqa: PLC0415 - an engine without torch must be testable without it
+
+    return torch.cat(parts)

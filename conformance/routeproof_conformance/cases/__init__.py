@@ -1,0 +1,52 @@
+"""The cases: data only. Every case is under the rule that it was written for."""
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from functools import cache
+
+from routeproof_spec import Case, Topology
+
+from routeproof_conformance.cases import capture, layouts, reported
+from routeproof_conformance.judge import PREDICATES
+
+
+@cache
+def all_cases() -> tuple[Case, ...]:
+    """Give every case, in a fixed order; raise ValueError for an id given twice."""
+    families = (*reported.FAMILIES, *layouts.FAMILIES, *capture.FAMILIES)
+    cases = tuple(case for family in families for case in family())
+    seen: set[str] = set()
+    for case in cases:
+        if case.id in seen:
+            raise ValueError(f"two cases have the id {case.id}")
+        unknown = set(case.rules) - set(PREDICATES)
+        if unknown:
+            raise ValueError(f"case {case.id} lists rules that nothing judges: {sorted(unknown)}")
+        seen.add(case.id)
+    return cases
+
+
+def select(
+    case: str | None = None, rule: str | None = None, topologies: tuple[Topology, ...] | None = None
+) -> Iterator[Case]:
+    """Give the cases that match.
+
+    Args:
+        case: an id, or a pattern of ids in which * and ? are wild (brackets are not).
+        rule: a rule id or pattern (`LAY-*`), or a group (`LAY`), among the rules of a case.
+        topologies: the topologies wanted; None: all.
+
+    """
+    for item in all_cases():
+        if topologies is not None and item.topology not in topologies:
+            continue
+        if case is not None and not _like(item.id, case):
+            continue
+        if rule is not None and not any(_like(listed, rule) or listed[:3] == rule for listed in item.rules):
+            continue
+        yield item
+
+
+def _like(text: str, pattern: str) -> bool:
+    """Match with * and ? only: ids have brackets."""
+    return fnmatchcase(text, pattern.replace("[", "[[]"))

@@ -1,0 +1,217 @@
+"""Simulated ranks: one process, one thread a rank, a baton so that exactly one runs.
+
+The ranks of a TP group meet in collectives; ranks of different DP ranks share none, so
+the groups of a case run one after the other. The order is fixed: the lowest rank that
+can run, runs until it waits. A rank that waits for one that has ended the step is a
+deadlock, reported at once.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from enum import Enum, auto
+from functools import partial
+from typing import Any
+
+import numpy as np
+from routeproof_reference import Producer
+from routeproof_spec import Case, Observation, Rank
+
+from routeproof_conformance.arrays import Operation, concatenate, describe
+from routeproof_conformance.engine import Engine
+from routeproof_conformance.worlds import WorldError
+from routeproof_conformance.worlds.rank import CollectiveFault, run_rank
+
+HANG_SECONDS = 60.0
+"""A rank that computes this long without a collective stops the run."""
+
+
+class _State(Enum):
+    READY = auto()
+    COLLECTIVE = auto()
+    FENCE = auto()
+    DONE = auto()
+
+
+class _Member:
+    """One rank's seat in a group: its state, its baton, and what it waits for."""
+
+    def __init__(self) -> None:
+        self.state = _State.READY
+        self.baton = threading.Semaphore(0)
+        self.request: tuple[Operation, Any, int] | None = None
+        self.answer: Any = None
+
+
+class _Group:
+    """A TP group and its scheduler."""
+
+    def __init__(self, size: int) -> None:
+        self.members = [_Member() for _ in range(size)]
+        self.control = threading.Semaphore(0)
+        self.faulty = False
+
+    def wait(self, member: _Member, state: _State) -> Any:  # noqa: ANN401
+        """Hand the baton back until the wait is over; called on the rank's own thread."""
+        member.state = state
+        self.control.release()
+        member.baton.acquire()
+        answer, member.answer = member.answer, None
+        if isinstance(answer, CollectiveFault):
+            raise answer
+        return answer
+
+    def schedule(self, patience: float | None) -> None:
+        """Run ranks until all are done; raise WorldError if one does not come back."""
+        while True:
+            ready = next((m for m in self.members if m.state is _State.READY), None)
+            if ready is not None:
+                ready.baton.release()
+                if not self.control.acquire(timeout=patience):
+                    number = self.members.index(ready)
+                    raise WorldError(f"TP rank {number} computed for {patience:g} s without an end")
+                continue
+            waiting = [m for m in self.members if m.state is _State.COLLECTIVE]
+            if waiting:
+                self._complete(waiting)
+            elif all(m.state is _State.DONE for m in self.members):
+                return
+            for member in self.members:
+                if member.state is not _State.DONE:
+                    member.state = _State.READY
+
+    def _complete(self, waiting: list[_Member]) -> None:
+        """Answer a collective that all ranks joined; else tell the waiting ones why not."""
+        fault = self._fault(waiting)
+        if fault is not None:
+            self.faulty = True
+            for member in waiting:
+                member.answer = CollectiveFault(fault.kind, str(fault))
+            return
+        requests = [m.request for m in waiting if m.request is not None]
+        op, _, dst = requests[0]
+        for number, member in enumerate(waiting):
+            wanted = op == "all_gather" or number == dst
+            member.answer = concatenate([rows for _, rows, _ in requests]) if wanted else None
+
+    def _fault(self, waiting: list[_Member]) -> CollectiveFault | None:
+        numbers = [self.members.index(m) for m in waiting]
+        if len(waiting) < len(self.members):
+            absent = [i for i in range(len(self.members)) if i not in numbers]
+            return CollectiveFault(
+                "deadlock", f"TP ranks {numbers} wait in a collective that TP ranks {absent} never join"
+            )
+        seen = [
+            (describe(request[0], request[1]), request[2])
+            for m in waiting
+            if (request := m.request) is not None
+        ]
+        kinds = [(call.op, call.dtype, call.shape, dst) for call, dst in seen]
+        if len(set(kinds)) > 1:
+            listed = ", ".join(f"rank {i}: {kind}" for i, kind in zip(numbers, kinds, strict=True))
+            return CollectiveFault("mismatch", f"TP ranks meet in different collectives: {listed}")
+        return None
+
+
+class _SimulatedCommunicator:
+    """The group as one rank sees it."""
+
+    def __init__(self, group: _Group, rank: int) -> None:
+        self.group = group
+        self.rank = rank
+        self.size = len(group.members)
+
+    def all_gather(self, rows: Any) -> Any:  # noqa: ANN401
+        """Concatenate along axis 0 in rank order."""
+        return self._meet("all_gather", rows, 0)
+
+    def gather(self, rows: Any, dst: int = 0) -> Any:  # noqa: ANN401
+        """Concatenate at rank `dst`."""
+        return self._meet("gather", rows, dst)
+
+    def _meet(self, op: Operation, rows: Any, dst: int) -> Any:  # noqa: ANN401
+        member = self.group.members[self.rank]
+        sent = rows.copy() if isinstance(rows, np.ndarray) else rows.clone()
+        member.request = (op, sent, dst)
+        return self.group.wait(member, _State.COLLECTIVE)
+
+
+class SimulatedWorld:
+    """Ranks as threads of this process."""
+
+    name = "simulated"
+
+    def __init__(self, debug_rank: int | None = None, stop: Callable[[], object] = breakpoint) -> None:
+        """`debug_rank`: global rank that runs on the calling thread and stops in `stop`."""
+        self.debug_rank = debug_rank
+        self.stop = stop
+        self._jobs: list[queue.SimpleQueue[Callable[[], object]]] = []
+
+    def run(self, engine: Engine, case: Case, steps: tuple[Producer, ...]) -> tuple[Observation, ...]:
+        """Run the groups of a case one after the other."""
+        ranks = list(case.topology.ranks())
+        tp = case.topology.tp
+        groups = [ranks[i : i + tp] for i in range(0, len(ranks), tp)]
+        return tuple(seen for group in groups for seen in self._run_group(engine, case, steps, group))
+
+    def _run_group(
+        self, engine: Engine, case: Case, steps: tuple[Producer, ...], ranks: list[Rank]
+    ) -> list[Observation]:
+        group = _Group(len(ranks))
+        seen: list[Observation | BaseException | None] = [None] * len(ranks)
+        debugged = next((i for i, rank in enumerate(ranks) if rank.index == self.debug_rank), None)
+
+        def play(number: int) -> None:
+            member = group.members[number]
+            member.baton.acquire()
+
+            def fence() -> bool:
+                group.wait(member, _State.FENCE)
+                return not group.faulty
+
+            stop = self.stop if number == debugged else None
+            comm = _SimulatedCommunicator(group, number)
+            try:
+                seen[number] = run_rank(engine, case, ranks[number], steps, comm, fence, stop)
+            except BaseException as error:  # noqa: BLE001 - raised again on the calling thread
+                seen[number] = error
+            member.state = _State.DONE
+            group.control.release()
+
+        for number in range(len(ranks)):
+            if number != debugged:
+                self._start(number, partial(play, number))
+        if debugged is None:
+            group.schedule(HANG_SECONDS)
+        else:
+            over = threading.Event()
+
+            def schedule() -> None:
+                group.schedule(None)
+                over.set()
+
+            self._start(len(ranks), schedule)
+            play(debugged)
+            over.wait()
+        return [self._result(result) for result in seen]
+
+    @staticmethod
+    def _result(result: Observation | BaseException | None) -> Observation:
+        if isinstance(result, BaseException):
+            raise result
+        if result is None:
+            raise WorldError("a rank ended without an observation")
+        return result
+
+    def _start(self, seat: int, job: Callable[[], object]) -> None:
+        """Run a job on the thread of a seat; threads are kept for the next case."""
+        while len(self._jobs) <= seat:
+            jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+            threading.Thread(target=_serve, args=(jobs,), daemon=True, name=f"rank-{seat}").start()
+            self._jobs.append(jobs)
+        self._jobs[seat].put(job)
+
+
+def _serve(jobs: "queue.SimpleQueue[Callable[[], object]]") -> None:
+    while True:
+        jobs.get()()
