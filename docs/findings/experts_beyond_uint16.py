@@ -1,0 +1,45 @@
+"""With more than 65,536 experts the last ids become small ones in the uint16 snapshot.
+
+Usage: python experts_beyond_uint16.py PATH_OF_routed_experts_capturer.py
+Exit code 1: the deviation is there, 0: it is not, 2: the accepted twin fails too.
+"""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace as NS
+from unittest.mock import MagicMock
+
+import torch
+
+vllm = MagicMock()  # stands in for all that the file imports
+vllm.current_platform.device_type, vllm.dbo_current_ubatch_token_offset.return_value = "cpu", 0
+for name in ("config", "platforms", "forward_context", "distributed.parallel_state", "v1.worker.ubatching"):
+    sys.modules["vllm." + name] = sys.modules["vllm.model_executor.layers.fused_moe.config"] = vllm
+source = {"__name__": "capturer"}
+exec(compile(Path(sys.argv[1]).read_text("utf-8"), sys.argv[1], "exec", optimize=0), source)
+
+vllm.get_forward_context.return_value.dp_metadata = None
+vllm.get_forward_context.return_value.batch_descriptor.num_tokens = 1
+
+
+def last_id(experts):
+    config = MagicMock()
+    model, parallel = config.model_config, config.parallel_config
+    model.get_total_num_hidden_layers.return_value, model.get_num_experts.return_value = 1, experts
+    model.get_num_experts_per_tok.return_value = 1
+    parallel.data_parallel_rank, parallel.tensor_parallel_size = 0, 1
+    capturer = source["RoutedExpertsCapturer"](8, config)
+    capturer.capture(0, torch.tensor([[experts - 1]]))
+    return capturer.snapshot_routing_data(1).item()
+
+
+if last_id(65_536) != 65_535:  # the accepted twin
+    sys.exit(2)
+try:
+    got = last_id(65_537)
+except Exception as error:
+    got = f"{type(error).__name__}: {error}"
+print("handed in:", "E 65,537, id 65,536")
+print("expected: ", "65536, or an error when the capturer is made")
+print("got:      ", got)
+sys.exit(isinstance(got, int) and got != 65_536)

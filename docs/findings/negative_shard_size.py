@@ -1,0 +1,44 @@
+"""A negative shard size is accepted.
+
+Usage: python negative_shard_size.py PATH_OF_routed_experts_capturer.py
+Exit code 1: the deviation is there, 0: it is not, 2: the accepted twin fails too.
+"""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace as NS
+from unittest.mock import MagicMock
+
+import torch
+
+vllm = MagicMock()  # stands in for all that the file imports
+vllm.current_platform.device_type, vllm.dbo_current_ubatch_token_offset.return_value = "cpu", 0
+for name in ("config", "platforms", "forward_context", "distributed.parallel_state", "v1.worker.ubatching"):
+    sys.modules["vllm." + name] = sys.modules["vllm.model_executor.layers.fused_moe.config"] = vllm
+source = {"__name__": "capturer"}
+exec(compile(Path(sys.argv[1]).read_text("utf-8"), sys.argv[1], "exec", optimize=0), source)
+config = MagicMock()
+model, parallel = config.model_config, config.parallel_config
+model.get_total_num_hidden_layers.return_value, model.get_num_experts.return_value = 1, 8
+model.get_num_experts_per_tok.return_value = 2
+parallel.data_parallel_rank, parallel.tensor_parallel_size = 1, 2
+capturer = source["RoutedExpertsCapturer"](8, config)
+context = vllm.get_forward_context.return_value
+
+counts = torch.tensor([5, 3], dtype=torch.int32)
+context.dp_metadata = NS(num_tokens_across_dp_cpu=counts, local_sizes=[3, 3, 2, 2])
+ids = torch.tensor([[i, 7] for i in range(10)])
+capturer.capture(0, ids)  # the accepted twin: no size is negative
+if capturer.device_buffer[:3, 0].tolist() != ids[6:9].tolist():
+    sys.exit(2)
+
+context.dp_metadata.local_sizes = [3, 3, -2, 6]
+try:
+    capturer.capture(0, ids)
+    got = f"accepted, rows {capturer.device_buffer[:3, 0].tolist()}"
+except Exception as error:
+    got = f"{type(error).__name__}: {error}"
+print("handed in:", "counts [5, 3], tp 2, DP rank 1, 10 rows, shard sizes [3, 3, -2, 6]")
+print("expected: ", "a ValueError")
+print("got:      ", got)
+sys.exit(not got.startswith("ValueError"))
