@@ -1,5 +1,6 @@
 """Arrays as plain data, and what a collective is told of them."""
 
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -9,10 +10,16 @@ from routeproof_spec import ArrayData, Collective
 Operation = Literal["all_gather", "gather"]
 
 
+@lru_cache(maxsize=64)
+def _names(dtype: np.dtype[Any]) -> tuple[str, np.dtype[Any]]:
+    """Give the name of an element type and its little-endian form."""
+    return dtype.name, dtype.newbyteorder("<")
+
+
 def pack(array: NDArray[Any]) -> ArrayData:
     """Copy an array into plain data."""
-    little = np.asarray(array, order="C").astype(array.dtype.newbyteorder("<"), copy=False)
-    return ArrayData(dtype=array.dtype.name, shape=array.shape, data=little.tobytes())
+    name, little = _names(array.dtype)
+    return ArrayData(dtype=name, shape=array.shape, data=array.astype(little, copy=False).tobytes())
 
 
 def unpack(data: ArrayData) -> NDArray[Any]:

@@ -1,6 +1,7 @@
 """What is right: the rows at every publisher, or the error, for all ranks of a case."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from routeproof_spec import CaptureError, Case, ExpertIdError, LayoutError, Rank
@@ -41,14 +42,15 @@ def expected(case: Case, steps: tuple[Producer, ...] | None = None) -> Expectati
     Every step stands alone: nothing that an earlier step left is ever right (BUF-01).
     """
     return tuple(
-        tuple(_step(case, producer, dp) for dp in range(case.topology.dp))
-        for producer in steps or producers(case)
+        tuple(_step(producer, dp) for dp in range(case.topology.dp)) for producer in steps or producers(case)
     )
 
 
-def _step(case: Case, producer: Producer, dp: int) -> StepExpectation:
-    config = case.config
-    rank = Rank(topology=case.topology, dp=dp, tp=0)
+@lru_cache(maxsize=16384)
+def _step(producer: Producer, dp: int) -> StepExpectation:
+    config = producer.config
+    group = [Rank(topology=producer.topology, dp=dp, tp=tp) for tp in range(producer.topology.tp)]
+    rank = group[0]
     context = producer.step.context
     calls = producer.calls
     own = np.full((producer.extent(dp), config.layers, config.top_k), -1, dtype=np.int64)
@@ -57,13 +59,10 @@ def _step(case: Case, producer: Producer, dp: int) -> StepExpectation:
     try:
         check_capacity(config, rank, context)
         for call in calls:
-            group = [
-                producer.handed(Rank(topology=case.topology, dp=dp, tp=tp), call)[0]
-                for tp in range(case.topology.tp)
-            ]
-            n, width = group[0].shape
+            handed = producer.handed(rank, call)[0]
+            n, width = handed.shape
             found = plan(config, rank, context, call.layer, call.microbatch, n, width)
-            rows = np.concatenate(group) if found.gather else group[0]
+            rows = np.concatenate([producer.handed(r, call)[0] for r in group]) if found.gather else handed
             rows = rows[found.start : found.start + found.rows, : config.top_k]
             if found.offset + len(rows) > len(own):
                 own = np.pad(own, ((0, len(rows) - len(own)), (0, 0), (0, 0)), constant_values=-1)

@@ -4,9 +4,11 @@ Producers cut, pad and concatenate *origins* (which token of which DP rank) as t
 layouts say; the ids of a row follow from its origin, generated or given by the case.
 """
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
-from routeproof_spec import Call, Case, Layout, Rank, StepContext
+from routeproof_spec import Call, CaptureConfig, Case, CaseStep, Layout, Rank, StepContext, Topology
 
 from routeproof_reference.plan import Part, parts_of
 from routeproof_reference.resolve import shard_rows
@@ -19,28 +21,28 @@ _LAYER, _DP, _TOKEN, _KIND = 1, 2, 4, 5
 class Producer:
     """The producers of all ranks in one step of a case."""
 
-    def __init__(self, case: Case, index: int) -> None:
-        """Take step `index`; raise ValueError where its ids do not fit the configuration."""
-        self.config = case.config
-        self.topology = case.topology
+    def __init__(self, topology: Topology, config: CaptureConfig, step: CaseStep, index: int) -> None:
+        """Take step `index` of a case; raise ValueError where its ids do not fit the configuration."""
+        self.topology = topology
+        self.config = config
+        self.step = step
         self.index = index
-        self.step = case.steps[index]
-        self.parts = parts_of(self.step.context)
-        self.calls = self.step.all_calls(case.config)
-        if self.step.ids is None and (case.config.top_k, case.config.experts) != (COLUMNS, EXPERTS):
-            raise ValueError(f"case {case.id}: generated rows need K = {COLUMNS} and E = {EXPERTS}")
-        self._given = None if self.step.ids is None else [self._truth(case, dp) for dp in self._dp_ranks()]
+        self.parts = parts_of(step.context)
+        self.calls = step.all_calls(config)
+        if step.ids is None and (config.top_k, config.experts) != (COLUMNS, EXPERTS):
+            raise ValueError(f"step {index}: generated rows need K = {COLUMNS} and E = {EXPERTS}")
+        self._given = None if step.ids is None else [self._truth(dp) for dp in self._dp_ranks()]
         self._emitted: dict[tuple[int, int, int], Origins] = {}
-        self._handed: dict[tuple[int, int, Call], tuple[Rows, Origins]] = {}
+        self._handed: dict[tuple[int | None, ...], tuple[Rows, Origins]] = {}
 
     def _dp_ranks(self) -> range:
         return range(self.topology.dp)
 
-    def _truth(self, case: Case, dp: int) -> Rows:
+    def _truth(self, dp: int) -> Rows:
         given = (self.step.ids or ())[dp]
         if len(given) != self.extent(dp):
             raise ValueError(
-                f"case {case.id}: ids of {len(given)} tokens, {self.extent(dp)} tokens at DP rank {dp}"
+                f"step {self.index}: ids of {len(given)} tokens, {self.extent(dp)} tokens at DP rank {dp}"
             )
         return np.array(given, dtype=np.int64).reshape(len(given), self.config.layers, self.config.width)
 
@@ -89,8 +91,12 @@ class Producer:
         return np.concatenate([self._block(dp, part, lengths[dp]) for dp in self._dp_ranks()])
 
     def handed(self, rank: Rank, call: Call) -> tuple[Rows, Origins]:
-        """Give the ids [n, K + shared] that one call hands over on one rank, and their origins."""
-        key = (rank.dp, rank.tp, call)
+        """Give the ids [n, K + shared] that one call hands over on one rank, and their origins.
+
+        Both are kept and shared: not to be written to.
+        """
+        seat = rank.tp if self.step.emitted is Layout.TP_SHARD else 0
+        key = (rank.dp, seat, call.layer, call.microbatch, call.n, call.width)
         if key not in self._handed:
             table = self._call(rank, call)
             self._handed[key] = self._widen(self.rows(table), call), table
@@ -98,13 +104,13 @@ class Producer:
 
     def _call(self, rank: Rank, call: Call) -> Origins:
         number = min(call.microbatch, len(self.parts) - 1)
-        key = (rank.dp, rank.tp, number)
+        key = (rank.dp, rank.tp if self.step.emitted is Layout.TP_SHARD else 0, number)
         if key not in self._emitted:
             self._emitted[key] = self._emit(rank, self.parts[number])
         table = self._emitted[key].copy()
         if call.n is not None:
             extra = np.arange(max(0, call.n - len(table)))
-            filler = origins(self.index, rank.dp, rank.tp, extra, Kind.FILLER)
+            filler = origins(self.index, rank.dp, 0, extra, Kind.FILLER)
             table = np.concatenate([table[: call.n], filler])
         table[:, _LAYER] = call.layer % self.config.layers
         return table
@@ -143,6 +149,9 @@ class Producer:
         return self.step.context.model_copy(update={"padding_mask": mask})
 
 
+_producer = lru_cache(maxsize=4096)(Producer)
+
+
 def producers(case: Case) -> tuple[Producer, ...]:
-    """Give the producers of every step."""
-    return tuple(Producer(case, index) for index in range(len(case.steps)))
+    """Give the producers of every step; equal steps share one."""
+    return tuple(_producer(case.topology, case.config, step, index) for index, step in enumerate(case.steps))

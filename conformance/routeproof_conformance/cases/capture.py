@@ -160,7 +160,8 @@ def element_types() -> Iterator[Case]:
             yield accepted("SNP-02/element", topology, (told,), ("IDS-05",), settings=settings, at=more)
     settings = CaptureConfig(max_tokens=4, layers=1, top_k=2, experts=65_537)
     told = _given((1,), ((((65_536, 1),),),))
-    yield accepted("SNP-02/beyond-two-bytes", Topology(), (told,), settings=settings, at={"E": 65537})
+    beyond = accepted("SNP-02/beyond-two-bytes", Topology(), (told,), settings=settings, at={"E": 65_537})
+    yield beyond.model_copy(update={"rules": ("SNP-02",)})
 
 
 def invalid_ids() -> Iterator[Case]:

@@ -1,1 +1,105 @@
-"""Engines that can be named on the command line."""
+"""Engines by name: `routeproof`, `reference`, `vllm`, `vllm==X`, `package.module:Class`."""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from routeproof_spec import EngineProfile
+
+from routeproof_conformance.engine import Engine
+from routeproof_conformance.engines.errors import EngineError
+from routeproof_conformance.engines.optimized import without_assertions
+from routeproof_conformance.engines.own import ReferenceEngine, RouteproofEngine, package_digest
+from routeproof_conformance.engines.vllm import FILE, PACKAGE, PUBLISHED, VllmEngine
+
+__all__ = ["BUILT_IN", "PUBLISHED_ENGINES", "EngineError", "Loaded", "load", "package_digest"]
+
+BUILT_IN = {
+    "routeproof": "this project's capturer, in torch",
+    "reference": "the executable spec as a capturer, in numpy",
+    "vllm": "the capturer of the vLLM installed here",
+    **{f"vllm=={version}": "the capturer file of the published wheel" for version in PUBLISHED},
+    "package.module:Class": "your adapter: see CONTRIBUTING.md",
+}
+"""What `--engine` takes, with a few words on each."""
+
+PUBLISHED_ENGINES: dict[str, tuple[str, ...]] = {PACKAGE: (FILE,)}
+"""Engines of which `engines fetch` knows the files."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An engine, and its twin whose source has no assertions (GAT-03)."""
+
+    name: str
+    """As given on the command line."""
+    engine: Engine
+    unasserted: Engine | None
+    why_not: str = ""
+    """Why there is no twin."""
+
+    @property
+    def profile(self) -> EngineProfile:
+        """What the engine claims."""
+        return self.engine.profile
+
+
+def load(name: str) -> Loaded:
+    """Make the engine of a name; raise EngineError with one clear message if that fails."""
+    package, _, version = name.partition("==")
+    if name in ("routeproof", "reference"):
+        return _reimported(name, RouteproofEngine if name == "routeproof" else ReferenceEngine)
+    if package == PACKAGE:
+        made = VllmEngine.published(version) if version else VllmEngine.installed()
+        return Loaded(name, made, made.without_assertions())
+    if ":" in name:
+        return _reimported(name, _adapter(name))
+    known = ", ".join(BUILT_IN)
+    raise EngineError(f"unknown engine {name!r}: expected one of {known}")
+
+
+def _adapter(name: str) -> Callable[[], Engine]:
+    """Find `package.module:Class`, anew at every call."""
+    module_name, _, class_name = name.partition(":")
+
+    def make() -> Engine:
+        try:
+            module = importlib.import_module(module_name)
+        except Exception as error:
+            raise EngineError(
+                f"engine {name!r}: module {module_name!r} cannot be imported: "
+                f"{type(error).__name__}: {error} (is it on PYTHONPATH?)"
+            ) from error
+        found = getattr(module, class_name, None)
+        if not inspect.isclass(found):
+            raise EngineError(f"engine {name!r}: module {module_name!r} has no class {class_name!r}")
+        try:
+            engine = cast("Engine", found())
+        except Exception as error:
+            raise EngineError(
+                f"engine {name!r}: {class_name}() raised {type(error).__name__}: {error}"
+            ) from error
+        profile = getattr(engine, "profile", None)
+        if not isinstance(profile, EngineProfile) or not callable(getattr(engine, "create", None)):
+            raise EngineError(
+                f"engine {name!r}: {class_name}() needs `profile`, an EngineProfile "
+                f"(got {type(profile).__name__}), and a method `create`"
+            )
+        return engine
+
+    return make
+
+
+def _reimported(name: str, make: Callable[[], Engine]) -> Loaded:
+    engine = make()
+    sources = engine.profile.sources
+    if not sources:
+        return Loaded(name, engine, None, "the profile names no `sources` to import without assertions")
+    with without_assertions(sources):
+        try:
+            twin = make()
+        except EngineError as error:
+            return Loaded(name, engine, None, f"its sources cannot be imported again: {error}")
+    return Loaded(name, engine, twin)

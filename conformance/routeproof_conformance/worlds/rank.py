@@ -160,7 +160,8 @@ def run_rank(
         packed_before = None if before is None else pack(before)
         step.play(producer, rank)
         failed, step.failure = step.failure, None
-        after = step.array("buffer", capturer.buffer) if recorder.fault is None else None
+        readable = recorder.fault is None and (watch or rank.publishes)
+        after = step.array("buffer", capturer.buffer) if readable else None
         results.append(
             StepObservation(
                 failure=failed or step.failure,

@@ -1,0 +1,149 @@
+"""Running cases in a world, and judging each."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from routeproof_reference import expected, producers
+from routeproof_spec import Case, Finding, Level, Verdict
+from routeproof_spec.rules import RULES
+
+from routeproof_conformance.engine import Engine
+from routeproof_conformance.engines import Loaded
+from routeproof_conformance.judge import PREDICATES, View, finding, judge
+from routeproof_conformance.judge.view import Outcome
+from routeproof_conformance.worlds import World
+
+
+@dataclass
+class Run:
+    """All findings of one engine."""
+
+    engine: Loaded
+    worlds: tuple[str, ...]
+    findings: list[Finding] = field(default_factory=list)
+    cases: int = 0
+    """Cases that ran."""
+    seconds: float = 0.0
+    cut_short: str = ""
+    """Why not all of them were run."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Findings by verdict."""
+        found = Counter(item.verdict for item in self.findings)
+        return {verdict.value: found.get(verdict, 0) for verdict in Verdict}
+
+    @property
+    def verdict(self) -> str:
+        """Say conformant, partial, non-conformant, error or nothing-ran."""
+        verdicts = {item.verdict for item in self.findings}
+        if Verdict.ERROR in verdicts:
+            return "error"
+        if any(fatal(item) for item in self.findings):
+            return "non-conformant"
+        if Verdict.PASSED not in verdicts:
+            return "nothing-ran"
+        partial = {Verdict.SKIPPED, Verdict.KNOWN_FAILURE} & {
+            item.verdict for item in self.findings if item.level is not Level.SHOULD
+        }
+        return "partial" if partial or self.cut_short else "conformant"
+
+    @property
+    def exit_code(self) -> int:
+        """0: nothing failed and something ran; 1: failures; 2: broken adapter; 3: nothing ran, cut short."""
+        if self.verdict == "error":
+            return 2
+        if self.verdict == "non-conformant":
+            return 1
+        return 3 if self.cut_short or self.verdict == "nothing-ran" else 0
+
+
+def fatal(item: Finding) -> bool:
+    """Whether a finding makes the engine non-conformant: a SHOULD does not."""
+    return item.verdict is Verdict.FAILED and item.level is not Level.SHOULD
+
+
+class Runner:
+    """Runs cases of one engine in one world."""
+
+    def __init__(self, engine: Loaded, world: World) -> None:
+        """Keep both; twins that passed are remembered."""
+        self.engine = engine
+        self.world = world
+        self._twins: dict[Case, str] = {}
+
+    def run(self, case: Case) -> list[Finding]:
+        """Give one finding per rule of the case."""
+        refused = self._out_of_scope(case)
+        rules = tuple(rule for rule in case.rules if rule not in refused)
+        found = [self._unsupported(case, rule, refused[rule]) for rule in case.rules if rule in refused]
+        if not rules:
+            return found
+        case = case.model_copy(update={"rules": rules})
+        view = self._view(self.engine.engine, case)
+        judged = judge(view, self.world.name)
+        if "GAT-03" in rules:
+            judged.append(self._without_assertions(case, view))
+        problem = "" if case.twin is None else self._twin(case.twin)
+        if problem:
+            outcome = Outcome(
+                Verdict.ERROR, f"its accepted twin does not pass, so this tells nothing: {problem}"
+            )
+            judged = [finding(view, item.rule, self.world.name, outcome) for item in judged]
+        return found + judged
+
+    def _view(self, engine: Engine, case: Case) -> View:
+        steps = producers(case)
+        seen = self.world.run(engine, case, steps)
+        return View(case, engine.profile, steps, expected(case, steps), seen)
+
+    def _out_of_scope(self, case: Case) -> dict[str, str]:
+        """Give the rules that do not apply to the engine, each with the reason."""
+        profile = self.engine.profile
+        lacking = [name for name in case.capabilities if name not in profile.capabilities]
+        refused = {}
+        for number in case.rules:
+            rule = RULES[number]
+            if lacking:
+                refused[number] = f"needs the capabilities {', '.join(lacking)}"
+            elif not set(rule.surfaces) & profile.surfaces:
+                refused[number] = f"is shown at the surface {', '.join(rule.surfaces)}"
+            elif rule.capability is not None and rule.capability not in profile.capabilities:
+                refused[number] = f"needs the capability {rule.capability}"
+            elif number in profile.declined:
+                refused[number] = f"declined: {profile.declined[number]}"
+        return refused
+
+    def _unsupported(self, case: Case, rule: str, why: str) -> Finding:
+        return Finding(
+            case=case.id,
+            rule=rule,
+            level=RULES[rule].level,
+            world=self.world.name,
+            topology=str(case.topology),
+            verdict=Verdict.UNSUPPORTED,
+            message=why,
+        )
+
+    def _without_assertions(self, case: Case, view: View) -> Finding:
+        """GAT-03: what is rejected with assertions is rejected without."""
+        twin = self.engine.unasserted
+        if twin is None:
+            return finding(view, "GAT-03", self.world.name, Outcome(Verdict.SKIPPED, self.engine.why_not))
+        rejection = PREDICATES[case.rule]
+        if rejection(view).verdict is not Verdict.PASSED:
+            outcome = Outcome(Verdict.SKIPPED, "not rejected with assertions either; its own rule reports it")
+            return finding(view, "GAT-03", self.world.name, outcome)
+        bare = self._view(twin, case)
+        outcome = rejection(bare)
+        if outcome.verdict is Verdict.FAILED:
+            outcome = outcome._replace(message=f"without assertions: {outcome.message}")
+        return finding(bare, "GAT-03", self.world.name, outcome)
+
+    def _twin(self, twin: Case) -> str:
+        """Say why a twin does not pass; empty if it does."""
+        if twin not in self._twins:
+            judged = judge(self._view(self.engine.engine, twin), self.world.name)
+            bad = [item for item in judged if item.rule == "LAY-02" and item.verdict is not Verdict.PASSED]
+            self._twins[twin] = bad[0].message if bad else ""
+        return self._twins[twin]
