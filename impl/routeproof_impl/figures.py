@@ -82,7 +82,7 @@ def decide(n: int, figures: Figures, declared: Layout | None, layouts: Collectio
     """
     plan = plain.locate(
         n,
-        **figures._asdict(),
+        *figures,
         cross_dp=Layout.CROSS_DP in layouts,
         full=Layout.FULL in layouts,
         gathered_shards=Layout.GATHERED_SHARDS in layouts,

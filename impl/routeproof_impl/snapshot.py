@@ -1,7 +1,7 @@
 """What a step publishes: rows in their own memory, and the marks of bad ids."""
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -24,10 +24,12 @@ class Snapshot:
     device and told to whoever reads the rows (IDS-02).
     """
 
-    def __init__(self, rows: torch.Tensor, fault: torch.Tensor | None) -> None:
-        """Hold `rows` and `fault`, int64 [3] on the same device: any bad id?, its flat position, its mark."""
+    def __init__(self, rows: torch.Tensor, wide: torch.Tensor, experts: int) -> None:
+        """Hold `rows`, and until they are read `wide`, the same with marks for bad ids."""
         self._rows = rows
-        self._fault = fault
+        self._experts = experts
+        self._wide: torch.Tensor | None = wide if rows.numel() else None
+        self._extremes = torch.stack(torch.aminmax(wide)) if rows.numel() else None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -41,11 +43,11 @@ class Snapshot:
 
     def tensor(self) -> torch.Tensor:
         """Give the rows on the device; raise ExpertIdError if an id is out of range. Waits for the device."""
-        if self._fault is not None:
-            bad, position, mark = self._fault.tolist()
-            if bad:
-                self._refuse(position, mark)
-            self._fault = None
+        if self._wide is not None and self._extremes is not None:
+            low, high = self._extremes.tolist()
+            if low < 0 or high >= self._experts:
+                self._refuse(self._wide)
+            self._wide = self._extremes = None
         return self._rows
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -53,11 +55,10 @@ class Snapshot:
         host: np.ndarray[Any, Any] = self.tensor().cpu().numpy()
         return host
 
-    def _refuse(self, position: int, mark: int) -> None:
-        _, layers, width = self._rows.shape
-        row, rest = divmod(position, layers * width)
-        layer, column = divmod(rest, width)
-        kind = "negative" if mark < 0 else "at least E"
+    def _refuse(self, wide: torch.Tensor) -> NoReturn:
+        bad = (wide < 0) | (wide >= self._experts)
+        row, layer, column = bad.nonzero()[0].tolist()
+        kind = "negative" if wide[row, layer, column] < 0 else "at least E"
         raise ExpertIdError(f"token {row}, layer {layer}, column {column}: the expert id is {kind} (IDS-02)")
 
 
@@ -77,15 +78,7 @@ def take(
                 source = storage.narrow(0, start, stop - start).narrow(1, low, high - low)
                 wide.narrow(0, at, stop - start).narrow(1, low, high - low).copy_(source)
             at += stop - start
-        fault = _first_bad(wide, experts) if total else None
-        return Snapshot(wide.to(element_type(experts)), fault)
-
-
-def _first_bad(wide: torch.Tensor, experts: int) -> torch.Tensor:
-    """Give int64 [3]: whether an id is outside [0, E), the flat position of the first, its mark."""
-    bad = ((wide < 0) | (wide >= experts)).flatten()
-    position = bad.to(torch.uint8).argmax()
-    return torch.stack((bad.any().to(torch.int64), position, torch.take(wide, position).to(torch.int64)))
+        return Snapshot(wide.to(element_type(experts)), wide, experts)
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
