@@ -1,5 +1,6 @@
 """Running many cases: on several processes where that helps, in the order of the cases."""
 
+import gc
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from routeproof_spec import Case, Finding, Rank, Topology, Verdict
+from routeproof_spec.rules import RULES
 
 from routeproof_conformance.cases.build import config, filling
 from routeproof_conformance.engine import Array
@@ -24,6 +26,9 @@ CHUNK = 16
 
 _worker: tuple[Runner, tuple[Case, ...]] | None = None
 """What this worker process runs."""
+
+_Packed = tuple[str, str, str]
+"""Rule, verdict and message of a finding."""
 
 
 def cores() -> int:
@@ -84,7 +89,8 @@ def run_simulated(
         yield from _collect(run, cases, results)
         return
     with _pool(run.engine, cases, jobs) as pool:
-        yield from _collect(run, cases, pool.map(_run_case, range(len(cases)), chunksize=CHUNK))
+        packed = pool.map(_run_case, range(len(cases)), chunksize=CHUNK)
+        yield from _collect(run, cases, map(_unpacked, cases, packed))
 
 
 def _collect(
@@ -108,6 +114,7 @@ def _collect(
 def _pool(engine: Loaded, cases: tuple[Case, ...], jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Fork the workers, before this process has any thread or has made torch compute."""
     fork = get_context("fork")
+    gc.freeze()
     started = fork.Value("i", 0)
     pool = ProcessPoolExecutor(
         jobs, mp_context=fork, initializer=_start_worker, initargs=(engine, cases, started)
@@ -127,13 +134,30 @@ def _start_worker(engine: Loaded, cases: tuple[Case, ...], started: Any) -> None
         started.value += 1
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpus[number % len(cpus)]})
+    gc.set_threshold(100_000)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     _worker = Runner(engine, SimulatedWorld()), cases
 
 
-def _run_case(index: int) -> list[Finding]:
+def _run_case(index: int) -> list[_Packed]:
+    """Run a case in a worker; most findings pass, so little travels."""
     if _worker is None:
         raise WorldError("a worker was not started")
     runner, cases = _worker
-    return runner.run(cases[index])
+    return [(item.rule, item.verdict.value, item.message) for item in runner.run(cases[index])]
+
+
+def _unpacked(case: Case, packed: list[_Packed]) -> list[Finding]:
+    return [
+        Finding(
+            case=case.id,
+            rule=rule,
+            level=RULES[rule].level,
+            world=SimulatedWorld.name,
+            topology=str(case.topology),
+            verdict=Verdict(verdict),
+            message=message,
+        )
+        for rule, verdict, message in packed
+    ]

@@ -9,7 +9,7 @@ from routeproof_spec.rules import RULES
 
 from routeproof_conformance.engine import Engine
 from routeproof_conformance.engines import Loaded
-from routeproof_conformance.judge import PREDICATES, View, finding, judge
+from routeproof_conformance.judge import View, finding, judge, rejections
 from routeproof_conformance.judge.view import Outcome
 from routeproof_conformance.worlds import World
 
@@ -70,7 +70,7 @@ class Runner:
         """Keep both; twins that passed are remembered."""
         self.engine = engine
         self.world = world
-        self._twins: dict[Case, str] = {}
+        self._twins: dict[str, Finding] = {}
 
     def run(self, case: Case) -> list[Finding]:
         """Give one finding per rule of the case."""
@@ -84,13 +84,7 @@ class Runner:
         judged = judge(view, self.world.name)
         if "GAT-03" in rules:
             judged.append(self._without_assertions(case, view))
-        problem = "" if case.twin is None else self._twin(case.twin)
-        if problem:
-            outcome = Outcome(
-                Verdict.ERROR, f"its accepted twin does not pass, so this tells nothing: {problem}"
-            )
-            judged = [finding(view, item.rule, self.world.name, outcome) for item in judged]
-        return found + judged
+        return found + (judged if case.twin is None else self._with_twin(view, case.twin, judged))
 
     def _view(self, engine: Engine, case: Case) -> View:
         steps = producers(case)
@@ -130,7 +124,7 @@ class Runner:
         twin = self.engine.unasserted
         if twin is None:
             return finding(view, "GAT-03", self.world.name, Outcome(Verdict.SKIPPED, self.engine.why_not))
-        rejection = PREDICATES[case.rule]
+        rejection = rejections.invalid_ids if case.rule == "IDS-02" else rejections.rejection
         if rejection(view).verdict is not Verdict.PASSED:
             outcome = Outcome(Verdict.SKIPPED, "not rejected with assertions either; its own rule reports it")
             return finding(view, "GAT-03", self.world.name, outcome)
@@ -140,10 +134,21 @@ class Runner:
             outcome = outcome._replace(message=f"without assertions: {outcome.message}")
         return finding(bare, "GAT-03", self.world.name, outcome)
 
-    def _twin(self, twin: Case) -> str:
-        """Say why a twin does not pass; empty if it does."""
-        if twin not in self._twins:
-            judged = judge(self._view(self.engine.engine, twin), self.world.name)
-            bad = [item for item in judged if item.rule == "LAY-02" and item.verdict is not Verdict.PASSED]
-            self._twins[twin] = bad[0].message if bad else ""
-        return self._twins[twin]
+    def _with_twin(self, view: View, twin: Case, judged: list[Finding]) -> list[Finding]:
+        """Let findings stand only if the accepted twin passes.
+
+        A twin that breaks the adapter makes all of them *error*. A twin that fails is itself a
+        failure, of LAY-02; what the case would show of its own rules is then not known.
+        """
+        if twin.id not in self._twins:
+            found = judge(self._view(self.engine.engine, twin), self.world.name)
+            self._twins[twin.id] = next(item for item in found if item.rule == "LAY-02")
+        accepted = self._twins[twin.id]
+        if accepted.verdict is Verdict.PASSED:
+            return judged
+        if accepted.verdict is Verdict.ERROR:
+            outcome = Outcome(Verdict.ERROR, f"its accepted twin: {accepted.message}")
+            return [finding(view, item.rule, self.world.name, outcome) for item in judged]
+        outcome = Outcome(Verdict.SKIPPED, "its accepted twin does not pass (LAY-02), so this tells nothing")
+        own = accepted.model_copy(update={"message": f"its accepted twin: {accepted.message}"})
+        return [own, *(finding(view, item.rule, self.world.name, outcome) for item in judged)]

@@ -44,7 +44,9 @@ class StepObservation(Model):
     published_later: ArrayData | None = Field(
         default=None, description="the same object, read again after the last step (SNP-01)"
     )
-    buffer_before: ArrayData | None = None
+    buffer_before: ArrayData | None = Field(
+        default=None, description="before the step; before the call that raised, if one did (BUF-02)"
+    )
     buffer: ArrayData | None = Field(default=None, description="after the step, rejected or not")
 
 

@@ -1,7 +1,7 @@
 """Ranks and how they are numbered."""
 
 import re
-from collections.abc import Iterator
+from functools import lru_cache
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -37,11 +37,9 @@ class Topology(Model):
         """Number of ranks."""
         return self.tp * self.dp
 
-    def ranks(self) -> Iterator["Rank"]:
-        """All ranks, DP-major, TP-minor: the order of `Rank.index`."""
-        for dp in range(self.dp):
-            for tp in range(self.tp):
-                yield Rank(topology=self, dp=dp, tp=tp)
+    def ranks(self) -> tuple["Rank", ...]:
+        """Give all ranks, DP-major, TP-minor: the order of `Rank.index`."""
+        return _ranks(self)
 
 
 class Rank(Model):
@@ -71,3 +69,10 @@ class Rank(Model):
     def __str__(self) -> str:
         """Name both coordinates."""
         return f"dp{self.dp}/tp{self.tp}"
+
+
+@lru_cache(maxsize=256)
+def _ranks(topology: Topology) -> tuple[Rank, ...]:
+    return tuple(
+        Rank(topology=topology, dp=dp, tp=tp) for dp in range(topology.dp) for tp in range(topology.tp)
+    )

@@ -26,6 +26,8 @@ REJECTED = ("BUF-02", "COL-01", "COL-05", "GAT-03")
 TP_SIZES = (1, 2, 3, 4, 8)
 DP_SIZES = (1, 2, 3)
 MAX_TOKENS = 24
+MANY_RANKS = 8
+"""Topologies beyond have fewer cases: they take longest and show little more."""
 LAYERS = 2
 
 

@@ -6,6 +6,7 @@ from routeproof_spec import Call, CaptureConfig, Case, CaseStep, Layout, Microba
 
 from routeproof_conformance.cases.build import (
     LAYERS,
+    MANY_RANKS,
     MAX_TOKENS,
     accepted,
     config,
@@ -91,12 +92,29 @@ def capacity() -> Iterator[Case]:
                 right = step(topology, (MAX_TOKENS,) * topology.dp, layout)
                 wrong = step(topology, (rows,) * topology.dp, layout)
                 yield rejected("BUF-04/larger", topology, wrong, right, at={"T": rows, "emitted": layout})
+    for topology in topologies(tp=(1, 2), dp=(1, 2)):
+        for last in (1, 2):
+            counts = ((MAX_TOKENS,) * topology.dp, (last,) * topology.dp)
+            parts = halves((0, MAX_TOKENS), counts, topology.tp)
+            wrong = step(topology, (MAX_TOKENS + last,) * topology.dp, Layout.FULL, microbatches=parts)
+            fitting = halves((0, 12), ((12,) * topology.dp, (last,) * topology.dp), topology.tp)
+            right = step(topology, (12 + last,) * topology.dp, Layout.FULL, microbatches=fitting)
+            need = ("microbatches",)
+            yield rejected(
+                "BUF-04/last-microbatch",
+                topology,
+                wrong,
+                right,
+                capabilities=need,
+                at={"T": (MAX_TOKENS, last)},
+            )
 
 
 def microbatches() -> Iterator[Case]:
     """BUF-05: microbatches at their own offsets, whole and sharded."""
     for topology in topologies():
-        for first, second in ((3, 3), (4, 3), (5, 1), (1, 6)):
+        pairs = ((4, 3), (3, 3), (5, 1), (1, 6))
+        for first, second in pairs[: 1 if topology.size > MANY_RANKS else 4]:
             for layout in (Layout.FULL, Layout.TP_SHARD, Layout.CROSS_DP):
                 counts = ((first,) * topology.dp, (second,) * topology.dp)
                 parts = halves((0, first), counts, topology.tp)

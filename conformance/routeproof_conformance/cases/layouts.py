@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from routeproof_spec import Call, Case, CaseStep, Layout, Topology
 
 from routeproof_conformance.cases.build import (
+    MANY_RANKS,
     MAX_TOKENS,
     accepted,
     config,
@@ -16,7 +17,7 @@ from routeproof_conformance.cases.build import (
 )
 
 COUNTS: dict[int, tuple[tuple[int, ...], ...]] = {
-    1: ((0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,), (9,), (13,), (16,)),
+    1: ((0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,), (8,), (9,), (11,), (12,), (13,), (16,), (17,), (24,)),
     2: (
         (1, 1),
         (0, 1),
@@ -37,7 +38,6 @@ COUNTS: dict[int, tuple[tuple[int, ...], ...]] = {
 """Odd, even, single, empty and unequal counts, by DP size."""
 
 WHOLE = (Layout.FULL, Layout.CROSS_DP)
-MANY_RANKS = 8
 
 
 def _counts(topology: Topology) -> tuple[tuple[int, ...], ...]:
@@ -79,13 +79,14 @@ def own_rows() -> Iterator[Case]:
 
 
 def unfit_counts() -> Iterator[Case]:
-    """LAY-01: every n that fits no layout, up to 3 past the largest that does."""
+    """LAY-01: every n that fits no layout, up to 3 past the largest; every third beyond 8 ranks."""
     settings = config()
     for topology in topologies():
-        chosen = COUNTS[1][2:9:2] if topology.dp == 1 else _counts(topology)[2:4]
+        few = topology.size > MANY_RANKS
+        chosen = COUNTS[1][2:9:2] if topology.dp == 1 else _counts(topology)[2 : 3 if few else 4]
         for counts in chosen:
             right = step(topology, counts, Layout.FULL)
-            for n in unfit(topology, counts, settings):
+            for n in unfit(topology, counts, settings)[:: 3 if few else 1]:
                 calls = tuple(Call(layer=layer, n=n) for layer in range(settings.layers))
                 wrong = step(topology, counts, Layout.FULL, calls=calls)
                 yield rejected("LAY-01/unfit", topology, wrong, right, at={"T": counts, "n": n})
@@ -184,6 +185,8 @@ def declared() -> Iterator[Case]:
                 steps = (filling(topology), told)
                 more = {"T": counts, "layout": layout}
                 yield accepted("LAY-10/obeyed", topology, steps, capabilities=need, at=more)
+                if counts != COUNTS[topology.dp][3]:
+                    continue
                 calls = tuple(Call(layer=layer, n=3 * MAX_TOKENS + 1) for layer in range(2))
                 wrong = step(topology, counts, layout, declared=layout, calls=calls)
                 yield rejected("LAY-10/contradicted", topology, wrong, told, capabilities=need, at=more)

@@ -10,11 +10,12 @@ from routeproof_spec import EngineProfile
 
 from routeproof_conformance.engine import Engine
 from routeproof_conformance.engines.errors import EngineError
+from routeproof_conformance.engines.fetch import FetchedFiles, fetch
 from routeproof_conformance.engines.optimized import without_assertions
-from routeproof_conformance.engines.own import ReferenceEngine, RouteproofEngine, package_digest
+from routeproof_conformance.engines.own import ReferenceEngine, RouteproofEngine
 from routeproof_conformance.engines.vllm import FILE, PACKAGE, PUBLISHED, VllmEngine
 
-__all__ = ["BUILT_IN", "PUBLISHED_ENGINES", "EngineError", "Loaded", "load", "package_digest"]
+__all__ = ["BUILT_IN", "PUBLISHED_ENGINES", "EngineError", "Loaded", "fetch_engine", "load"]
 
 BUILT_IN = {
     "routeproof": "this project's capturer, in torch",
@@ -27,6 +28,15 @@ BUILT_IN = {
 
 PUBLISHED_ENGINES: dict[str, tuple[str, ...]] = {PACKAGE: (FILE,)}
 """Engines of which `engines fetch` knows the files."""
+
+
+def fetch_engine(name: str) -> FetchedFiles:
+    """Fetch the files of `package==version`; raise EngineError with one clear message."""
+    package, _, version = name.partition("==")
+    if package not in PUBLISHED_ENGINES or not version:
+        known = ", ".join(f"{item}==X" for item in PUBLISHED_ENGINES)
+        raise EngineError(f"cannot fetch {name!r}: expected {known}, such as vllm=={PUBLISHED[-1]}")
+    return fetch(package, version, PUBLISHED_ENGINES[package])
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The judge: one finding per rule of a case, each by its own predicate. Exact."""
 
 from collections.abc import Callable, Mapping
+from itertools import groupby
 
 from routeproof_spec import Finding, Verdict
 from routeproof_spec.rules import RULES
@@ -101,11 +102,6 @@ def _inputs(view: View) -> str:
     told = []
     for index, step in enumerate(view.case.steps):
         context = step.context
-        shapes = [
-            f"{seen.rank} {list(seen.steps[index].handed[0])}"
-            for seen in view.observations
-            if index < len(seen.steps) and seen.steps[index].handed
-        ]
         parts = "".join(
             f", microbatch at {m.offset}: T {list(m.counts)}, R {list(m.real)}" for m in context.microbatches
         )
@@ -113,9 +109,24 @@ def _inputs(view: View) -> str:
         counts = "unknown" if context.counts is None else list(context.counts)
         told.append(
             f"step {index}: {step.emitted}, T {counts}, R {list(context.real)}{sizes}{parts}; "
-            f"handed over: {', '.join(shapes) or 'nothing'}"
+            f"handed over: {_handed(view, index)}"
         )
     return "\n  ".join(told)
 
 
-__all__ = ["PREDICATES", "View", "broken", "finding", "judge"]
+def _handed(view: View, step: int) -> str:
+    """Tell the shape of the first call of each rank; neighbours with the same one together."""
+    shapes = [
+        (seen.rank, seen.steps[step].handed[0])
+        for seen in view.observations
+        if step < len(seen.steps) and seen.steps[step].handed
+    ]
+    told = []
+    for (dp, shape), group in groupby(shapes, key=lambda item: (item[0].dp, item[1])):
+        ranks = [rank.tp for rank, _ in group]
+        span = f"tp{ranks[0]}" if len(ranks) == 1 else f"tp{ranks[0]}-{ranks[-1]}"
+        told.append(f"dp{dp}/{span} {list(shape)}")
+    return ", ".join(told) or "nothing"
+
+
+__all__ = ["PREDICATES", "View", "broken", "finding", "judge", "rejections"]

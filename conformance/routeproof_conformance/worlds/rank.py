@@ -61,9 +61,12 @@ class Fence(Protocol):
 class _Step:
     """Calls an engine and turns what it raises into a `Failure`."""
 
-    def __init__(self, capturer: RankEngine, comm: RecordingCommunicator) -> None:
+    def __init__(self, capturer: RankEngine, comm: RecordingCommunicator, watch: bool = False) -> None:
         self.capturer = capturer
         self.comm = comm
+        self.watch = watch
+        self.before: NDArray[Any] | None = None
+        """The buffer before the step, or before the call that failed (BUF-02)."""
         self.failure: Failure | None = None
         self.handed: list[tuple[int, ...]] = []
         self.published: NDArray[Any] | None = None
@@ -84,10 +87,13 @@ class _Step:
     def play(self, producer: Producer, rank: Rank) -> None:
         """Begin, capture every call, end, and take what is published."""
         context = producer.context(rank)
+        self.look()
+        at_start = self.before
         self.attempt("begin_step", lambda: self.capturer.begin_step(context))
         for call in producer.calls:
             if self.failure is not None:
                 return
+            self.look()
             ids = producer.ids(rank, call)
             self.handed.append(ids.shape)
             self.attempt(
@@ -96,6 +102,13 @@ class _Step:
             )
         self.attempt("end_step", self.capturer.end_step)
         self.published = self.array("published", self.capturer.published)
+        if self.failure is None:
+            self.before = at_start
+
+    def look(self) -> None:
+        """Read the buffer, where a rule compares it with a later state."""
+        if self.watch:
+            self.before = self.array("buffer", self.capturer.buffer)
 
     def array(self, phase: str, read: Callable[[], Any]) -> NDArray[Any] | None:
         """Read an array or None; anything else is a misuse of the protocol."""
@@ -155,9 +168,7 @@ def run_rank(
     watch = "BUF-02" in case.rules or "LAY-12" in case.rules
     for producer in steps:
         recorder.calls = []
-        step = _Step(capturer, recorder)
-        before = step.array("buffer", capturer.buffer) if watch else None
-        packed_before = None if before is None else pack(before)
+        step = _Step(capturer, recorder, watch)
         step.play(producer, rank)
         failed, step.failure = step.failure, None
         readable = recorder.fault is None and (watch or rank.publishes)
@@ -168,7 +179,7 @@ def run_rank(
                 collectives=tuple(recorder.calls),
                 handed=tuple(step.handed),
                 published=_packed(step.published),
-                buffer_before=packed_before,
+                buffer_before=_packed(step.before),
                 buffer=_packed(after),
             )
         )

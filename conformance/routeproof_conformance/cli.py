@@ -1,0 +1,238 @@
+"""The command line."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from routeproof_spec import SPEC_VERSION, Case, Finding, Topology
+from routeproof_spec.rules import RULES, find
+
+from routeproof_conformance import parallel
+from routeproof_conformance.cases import all_cases, select
+from routeproof_conformance.cases.coverage import coverage
+from routeproof_conformance.engines import BUILT_IN, EngineError, fetch_engine, load
+from routeproof_conformance.report.document import document
+from routeproof_conformance.report.explain import explain_rule, rules_table, schemas
+from routeproof_conformance.report.terminal import console, show_case, show_run
+from routeproof_conformance.runner import Run
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="The contract of routed-experts capture in mixture-of-experts inference engines, and its test.",
+)
+engines_app = typer.Typer(no_args_is_help=True, help="Files of published engines.")
+app.add_typer(engines_app, name="engines")
+
+WORLDS = ("simulated",)
+PLAIN_EVERY = 500
+"""Cases between two lines of progress where there is no terminal."""
+
+
+class Kind(StrEnum):
+    """What `list` lists."""
+
+    RULES = "rules"
+    CASES = "cases"
+    ENGINES = "engines"
+
+
+class Required(StrEnum):
+    """The least verdict that `--require` takes for success."""
+
+    PARTIAL = "partial"
+    CONFORMANT = "conformant"
+
+
+def fail(message: str) -> typer.Exit:
+    """Say what is wrong on stderr and give the exit of a usage error."""
+    typer.echo(f"routeproof: {message}", err=True)
+    return typer.Exit(2)
+
+
+def _topologies(text: str | None) -> tuple[Topology, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(Topology.parse(item.strip()) for item in text.split(","))
+    except ValueError as error:
+        raise fail(f"--topology: {error}") from error
+
+
+def _selected(case: str | None, rule: str | None, topology: str | None) -> tuple[Case, ...]:
+    """Give the cases asked for; exit if there are none."""
+    if rule is not None and not find(rule):
+        raise fail(f"--rule {rule}: no such rule; `routeproof list rules` lists them")
+    chosen = tuple(select(case, rule, _topologies(topology)))
+    if not chosen:
+        asked = {"--case": case, "--rule": rule, "--topology": topology}
+        given = " ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
+        near = get_close_matches(case or "", [item.id for item in all_cases()], 1)
+        hint = f"; is it {near[0]}?" if near else "; `routeproof list cases` lists them"
+        raise fail(f"no case matches {given}{hint}")
+    return chosen
+
+
+@app.command()
+def run(
+    engine: Annotated[
+        str, typer.Option(help="Engine to judge; see `routeproof list engines`.")
+    ] = "routeproof",
+    world: Annotated[str, typer.Option(help="Where ranks live: simulated.")] = "simulated",
+    topology: Annotated[
+        str | None, typer.Option(help="Topologies, such as tp2,tp4,tp2dp2,dp2; all if left out.")
+    ] = None,
+    rule: Annotated[str | None, typer.Option(help="Rule, pattern or group: LAY-02, LAY-*, LAY.")] = None,
+    case: Annotated[str | None, typer.Option(help="Case id; * and ? are wild.")] = None,
+    require: Annotated[Required, typer.Option(help="Exit 3 if the verdict is less.")] = Required.PARTIAL,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; the cores at hand if left out.")] = None,
+    debug_rank: Annotated[
+        int | None, typer.Option(min=0, help="Stop in a debugger inside this global rank; needs one case.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
+    ] = False,
+) -> None:
+    """Judge an engine.
+
+    Exit 0: nothing failed; 1: something did; 2: usage or a broken adapter; 3: nothing ran or cut short.
+    """
+    unknown = [name for name in world.split(",") if name not in WORLDS]
+    if unknown:
+        raise fail(f"--world {world}: unknown world {unknown[0]!r}; there is {', '.join(WORLDS)}")
+    chosen = _selected(case, rule, topology)
+    _check_debug(chosen, debug_rank)
+    try:
+        judged = Run(load(engine), tuple(world.split(",")))
+        out = Console(quiet=True) if as_json else console()
+        start = time.monotonic()
+        results = parallel.run_simulated(judged, chosen, jobs or parallel.cores(), debug_rank)
+        quiet = as_json or debug_rank is not None
+        for item, found in _with_progress(results, len(chosen), quiet=quiet):
+            show_case(out, judged, item, found)
+        judged.seconds = time.monotonic() - start
+    except EngineError as error:
+        raise fail(str(error)) from error
+    show_run(out, judged)
+    if as_json:
+        typer.echo(document(judged))
+    code = judged.exit_code
+    if code == 0 and require is Required.CONFORMANT and judged.verdict != Required.CONFORMANT:
+        code = 3
+    raise typer.Exit(code)
+
+
+def _check_debug(chosen: tuple[Case, ...], debug_rank: int | None) -> None:
+    if debug_rank is None:
+        return
+    if len(chosen) > 1:
+        raise fail(f"--debug-rank needs one case, {len(chosen)} match: name one with --case")
+    if debug_rank >= chosen[0].topology.size:
+        raise fail(
+            f"--debug-rank {debug_rank}: {chosen[0].topology} has ranks 0 to {chosen[0].topology.size - 1}"
+        )
+
+
+def _with_progress(
+    results: Iterator[tuple[Case, list[Finding]]], total: int, *, quiet: bool
+) -> Iterator[tuple[Case, list[Finding]]]:
+    """Show a bar on a terminal, lines elsewhere, on stderr."""
+    err = Console(stderr=True)
+    if quiet:
+        yield from results
+    elif err.is_terminal:
+        with Progress(console=err, transient=True) as bar:
+            task = bar.add_task("cases", total=total)
+            for result in results:
+                bar.advance(task)
+                yield result
+    else:
+        for number, result in enumerate(results, 1):
+            if number % PLAIN_EVERY == 0:
+                typer.echo(f"{number} of {total} cases", err=True)
+            yield result
+
+
+@app.command("list")
+def list_(
+    what: Annotated[Kind, typer.Argument(help="rules, cases or engines")],
+    rule: Annotated[str | None, typer.Option(help="Only of this rule, pattern or group.")] = None,
+    topology: Annotated[str | None, typer.Option(help="Only cases on these topologies.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
+    ] = False,
+) -> None:
+    """List rules with what covers them, cases, or engines."""
+    if what is Kind.ENGINES:
+        typer.echo(
+            json.dumps(BUILT_IN, indent=1)
+            if as_json
+            else "\n".join(f"{name:22} {text}" for name, text in BUILT_IN.items())
+        )
+    elif what is Kind.CASES:
+        ids = [item.id for item in _selected(None, rule, topology)]
+        typer.echo(json.dumps(ids, indent=1) if as_json else "\n".join(ids))
+    else:
+        rules = find(rule or "*")
+        if not rules:
+            raise fail(f"--rule {rule}: no such rule")
+        if as_json:
+            rows = [{**item.model_dump(mode="json"), "covered": str(coverage(item.id))} for item in rules]
+            typer.echo(json.dumps(rows, indent=1))
+        else:
+            console().print(rules_table(rules))
+
+
+@app.command()
+def explain(rule: Annotated[str, typer.Argument(help="Rule id, such as LAY-02.")]) -> None:
+    """Tell what a rule says, why, where it comes from, and what covers it."""
+    found = RULES.get(rule.upper())
+    if found is None:
+        near = get_close_matches(rule.upper(), RULES, 1)
+        raise fail(f"no rule {rule!r}" + (f"; is it {near[0]}?" if near else ""))
+    explain_rule(console(), found)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schemas of the models of the contract."""
+    typer.echo(schemas())
+
+
+@engines_app.command("fetch")
+def fetch(
+    engine: Annotated[str, typer.Argument(help="A published engine, such as vllm==0.33.0.")],
+) -> None:
+    """Take the few files of a published engine that are needed out of its wheel, into the user's cache."""
+    try:
+        fetched = fetch_engine(engine)
+    except EngineError as error:
+        raise fail(str(error)) from error
+    for path, digest in fetched.digests.items():
+        typer.echo(f"{fetched.name}=={fetched.version} {path} sha256 {digest}\n  in {fetched.root}")
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print versions and exit.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed  # noqa: PLC0415
+
+        typer.echo(
+            f"routeproof {installed('routeproof')}, spec {SPEC_VERSION}, Python {sys.version.split()[0]}"
+        )
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point."""
+    app()
