@@ -157,6 +157,21 @@ def data_parallel() -> Iterator[Case]:
     )
 
 
+def graph_extent() -> Iterator[Case]:
+    """C6: four DP ranks, eager, then in a graph of 32 rows a rank."""
+    topology, real = Topology(dp=4), (11, 13, 17, 19)
+    eager = step(topology, real, Layout.CROSS_DP)
+    graph = step(topology, (32,) * topology.dp, Layout.CROSS_DP, real)
+    yield accepted(
+        "LAY-02/graph-extent",
+        topology,
+        (filling(topology, 32), eager, graph),
+        settings=config(max_tokens=32),
+        source="SGLang #30712",
+        at={"R": real, "graph": 32},
+    )
+
+
 def microbatches() -> Iterator[Case]:
     """C5 and C5b: two microbatches in one graph, padded inside and not."""
     for topology in (Topology(), _TP2):
@@ -242,6 +257,7 @@ FAMILIES = (
     accepted_sizes,
     other_shards,
     data_parallel,
+    graph_extent,
     microbatches,
     capacity,
     ids,
