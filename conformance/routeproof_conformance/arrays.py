@@ -10,6 +10,10 @@ from routeproof_spec import ArrayData, Collective
 Operation = Literal["all_gather", "gather"]
 
 
+MOVABLE = frozenset({"uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
+"""Element types that both NCCL and gloo move (COL-06)."""
+
+
 @lru_cache(maxsize=64)
 def _names(dtype: np.dtype[Any]) -> tuple[str, np.dtype[Any]]:
     """Give the name of an element type and its little-endian form."""

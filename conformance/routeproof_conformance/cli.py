@@ -14,14 +14,17 @@ from rich.progress import Progress
 from routeproof_spec import SPEC_VERSION, Case, Finding, Topology
 from routeproof_spec.rules import RULES, find
 
-from routeproof_conformance import parallel
+from routeproof_conformance.campaign import Plan, run_worlds
 from routeproof_conformance.cases import all_cases, select
 from routeproof_conformance.cases.coverage import coverage
 from routeproof_conformance.engines import BUILT_IN, EngineError, fetch_engine, load
+from routeproof_conformance.parallel import cores
 from routeproof_conformance.report.document import document
 from routeproof_conformance.report.explain import explain_rule, rules_table, schemas
 from routeproof_conformance.report.terminal import console, show_case, show_run
 from routeproof_conformance.runner import Run
+from routeproof_conformance.worlds.available import WORLDS
+from routeproof_conformance.worlds.processes import TIMEOUT_SECONDS
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,7 +35,6 @@ app = typer.Typer(
 engines_app = typer.Typer(no_args_is_help=True, help="Files of published engines.")
 app.add_typer(engines_app, name="engines")
 
-WORLDS = ("simulated",)
 PLAIN_EVERY = 500
 """Cases between two lines of progress where there is no terminal."""
 
@@ -56,6 +58,14 @@ def fail(message: str) -> typer.Exit:
     """Say what is wrong on stderr and give the exit of a usage error."""
     typer.echo(f"routeproof: {message}", err=True)
     return typer.Exit(2)
+
+
+def _worlds(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in WORLDS:
+            raise fail(f"--world {text}: unknown world {name!r}; there are {', '.join(WORLDS)}")
+    return names
 
 
 def _topologies(text: str | None) -> tuple[Topology, ...] | None:
@@ -86,9 +96,14 @@ def run(
     engine: Annotated[
         str, typer.Option(help="Engine to judge; see `routeproof list engines`.")
     ] = "routeproof",
-    world: Annotated[str, typer.Option(help="Where ranks live: simulated.")] = "simulated",
+    world: Annotated[
+        str, typer.Option(help="Where ranks live: simulated, gloo (processes), nccl (processes on GPUs).")
+    ] = "simulated,gloo",
     topology: Annotated[
-        str | None, typer.Option(help="Topologies, such as tp2,tp4,tp2dp2,dp2; all if left out.")
+        str | None,
+        typer.Option(
+            help="Topologies, such as tp1,tp2dp3; if left out all, and tp2,tp4,tp2dp2,dp2 on real ranks."
+        ),
     ] = None,
     rule: Annotated[str | None, typer.Option(help="Rule, pattern or group: LAY-02, LAY-*, LAY.")] = None,
     case: Annotated[str | None, typer.Option(help="Case id; * and ? are wild.")] = None,
@@ -97,6 +112,9 @@ def run(
     debug_rank: Annotated[
         int | None, typer.Option(min=0, help="Stop in a debugger inside this global rank; needs one case.")
     ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that a case may take on real ranks.")
+    ] = TIMEOUT_SECONDS,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document and nothing else.")
     ] = False,
@@ -105,18 +123,21 @@ def run(
 
     Exit 0: nothing failed; 1: something did; 2: usage or a broken adapter; 3: nothing ran or cut short.
     """
-    unknown = [name for name in world.split(",") if name not in WORLDS]
-    if unknown:
-        raise fail(f"--world {world}: unknown world {unknown[0]!r}; there is {', '.join(WORLDS)}")
+    worlds = _worlds(world)
     chosen = _selected(case, rule, topology)
     _check_debug(chosen, debug_rank)
+    if debug_rank is not None:
+        worlds = ("simulated",)
+    plan = Plan(
+        chosen, worlds, topology is not None or case is not None, jobs or cores(), debug_rank, timeout
+    )
     try:
-        judged = Run(load(engine), tuple(world.split(",")))
+        judged = Run(load(engine), worlds)
         out = Console(quiet=True) if as_json else console()
         start = time.monotonic()
-        results = parallel.run_simulated(judged, chosen, jobs or parallel.cores(), debug_rank)
+        results = run_worlds(judged, plan)
         quiet = as_json or debug_rank is not None
-        for item, found in _with_progress(results, len(chosen), quiet=quiet):
+        for item, found in _with_progress(results, plan.total, quiet=quiet):
             show_case(out, judged, item, found)
         judged.seconds = time.monotonic() - start
     except EngineError as error:

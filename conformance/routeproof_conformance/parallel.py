@@ -77,25 +77,25 @@ def preflight(engine: Loaded) -> None:
 def run_simulated(
     run: Run, cases: tuple[Case, ...], jobs: int, debug_rank: int | None = None
 ) -> Iterator[tuple[Case, list[Finding]]]:
-    """Run cases on simulated ranks and add their findings to `run`, giving each as it comes.
+    """Run cases on simulated ranks and add their findings to `run`, giving each as it comes."""
+    if debug_rank is not None or jobs == 1 or sys.platform != "linux":
+        runner = Runner(run.engine, SimulatedWorld(debug_rank))
+        results = (runner.run(case) for case in cases)
+        yield from collect(run, cases, results)
+        return
+    with _pool(run.engine, cases, jobs) as pool:
+        packed = pool.map(_run_case, range(len(cases)), chunksize=CHUNK)
+        yield from collect(run, cases, map(_unpacked, cases, packed))
+
+
+def collect(
+    run: Run, cases: tuple[Case, ...], results: Iterator[list[Finding]]
+) -> Iterator[tuple[Case, list[Finding]]]:
+    """Add the findings of each case to `run` as they come.
 
     A world that breaks, a worker that dies and Ctrl-C cut the run short: `run` says why, and
     keeps what was found before.
     """
-    preflight(run.engine)
-    if debug_rank is not None or jobs == 1 or sys.platform != "linux":
-        runner = Runner(run.engine, SimulatedWorld(debug_rank))
-        results = (runner.run(case) for case in cases)
-        yield from _collect(run, cases, results)
-        return
-    with _pool(run.engine, cases, jobs) as pool:
-        packed = pool.map(_run_case, range(len(cases)), chunksize=CHUNK)
-        yield from _collect(run, cases, map(_unpacked, cases, packed))
-
-
-def _collect(
-    run: Run, cases: tuple[Case, ...], results: Iterator[list[Finding]]
-) -> Iterator[tuple[Case, list[Finding]]]:
     for case in cases:
         try:
             found = next(results)

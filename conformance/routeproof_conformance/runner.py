@@ -24,6 +24,8 @@ class Run:
     cases: int = 0
     """Cases that ran."""
     seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+    """What a reader has to know of the worlds."""
     cut_short: str = ""
     """Why not all of them were run."""
 

@@ -29,7 +29,7 @@ class Failure(Model):
     """An exception that a call on the rank raised, or a fault that the world saw."""
 
     phase: str = Field(description="create, begin_step, capture layer 0, end_step, published, buffer")
-    kind: Literal["raised", "deadlock", "mismatch", "misuse"]
+    kind: Literal["raised", "deadlock", "mismatch", "misuse", "timeout", "died"]
     types: tuple[str, ...] = Field(description="class names, most derived first")
     message: str
 

@@ -80,7 +80,7 @@ class _Reference:
 
 
 class RouteproofEngine:
-    """The capturer in torch, on the CPU."""
+    """The capturer in torch, on the device of the world."""
 
     def __init__(self) -> None:
         """Import the capturer as it is importable now; raise EngineError without torch."""
@@ -95,21 +95,23 @@ class RouteproofEngine:
 
     def create(self, config: CaptureConfig, rank: Rank, comm: Communicator) -> RankEngine:
         """Make the capturer of one rank."""
-        return _Routeproof(self._torch, self._make(config, rank, comm))
+        device = getattr(comm, "device", "cpu")
+        return _Routeproof(self._torch, self._make(config, rank, comm, device), device)
 
 
 class _Routeproof:
-    def __init__(self, torch: Any, capturer: Any) -> None:  # noqa: ANN401 - torch is optional
+    def __init__(self, torch: Any, capturer: Any, device: str) -> None:  # noqa: ANN401 - torch is optional
         self.torch = torch
         self.capturer = capturer
+        self.device = device
 
     def begin_step(self, step: StepContext) -> None:
         """Pass on."""
         self.capturer.begin_step(step)
 
     def capture(self, layer: int, ids: Array, microbatch: int = 0) -> None:
-        """Hand over the same memory, with its strides."""
-        self.capturer.capture(layer, self.torch.from_numpy(ids), microbatch)
+        """Hand over the same memory, with its strides, on the CPU; a copy on another device."""
+        self.capturer.capture(layer, self.torch.from_numpy(ids).to(self.device), microbatch)
 
     def end_step(self) -> None:
         """Pass on."""
@@ -125,7 +127,7 @@ class _Routeproof:
 
     def buffer(self) -> NDArray[np.integer]:
         """Copy the storage."""
-        copy: NDArray[np.integer] = self.capturer.buffer.numpy().copy()
+        copy: NDArray[np.integer] = self.capturer.buffer.cpu().numpy().copy()
         return copy
 
     def close(self) -> None:

@@ -2,12 +2,12 @@
 
 from routeproof_spec import CapacityError, Verdict
 
-from routeproof_conformance.arrays import unpack
+from routeproof_conformance.arrays import MOVABLE, unpack
 from routeproof_conformance.judge.rows import changed, own_rows
 from routeproof_conformance.judge.view import NOTHING_TO_JUDGE, PASSED, Outcome, Slot, View, failed
 
-MOVABLE = frozenset({"uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
-"""Element types that both NCCL and gloo move (COL-06)."""
+LOST = ("deadlock", "mismatch", "timeout", "died")
+"""Failures that the world saw, not the engine raised (COL-01)."""
 
 
 def _accepted_by(slot: Slot) -> list[int]:
@@ -115,7 +115,7 @@ def untouched(view: View) -> Outcome:
 def lockstep(view: View) -> Outcome:
     """COL-01: the ranks of a group issue the same collectives, and none is left waiting."""
     for rank, step, failure in view.failures():
-        if failure.kind in ("deadlock", "mismatch"):
+        if failure.kind in LOST:
             return failed(f"step {step}, {rank}: {failure.phase}: {failure.kind}: {failure.message}")
     for slot in view.slots:
         first = [(call.op, call.dtype, call.shape) for call in slot.publisher.collectives]

@@ -19,6 +19,7 @@ def document(run: Run) -> str:
             "verdict": run.verdict,
             "cut_short": run.cut_short or None,
             "worlds": list(run.worlds),
+            "notes": run.notes,
             "cases": run.cases,
             "counts": run.counts,
             "findings": [item.model_dump(mode="json") for item in run.findings],

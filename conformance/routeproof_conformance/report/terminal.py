@@ -102,6 +102,8 @@ def show_run(out: Console, run: Run) -> None:
             reasons[item.verdict, item.message.splitlines()[0]].add(item.rule)
     for (verdict, why), rules in sorted(reasons.items()):
         out.print(f"{verdict}: {why}: {', '.join(sorted(rules))}", markup=False, style="dim")
+    for note in run.notes:
+        out.print(note, markup=False)
     _show_verdict(out, run)
 
 

@@ -30,6 +30,7 @@ class RecordingCommunicator:
         self.inner = inner
         self.rank = inner.rank
         self.size = inner.size
+        self.device: str = getattr(inner, "device", "cpu")
         self.calls: list[Collective] = []
         self.fault: CollectiveFault | None = None
 

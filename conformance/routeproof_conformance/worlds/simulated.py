@@ -19,7 +19,7 @@ import numpy as np
 from routeproof_reference import Producer
 from routeproof_spec import Case, Observation, Rank
 
-from routeproof_conformance.arrays import Operation, concatenate, describe
+from routeproof_conformance.arrays import MOVABLE, Operation, concatenate, describe
 from routeproof_conformance.engine import Engine
 from routeproof_conformance.worlds import WorldError
 from routeproof_conformance.worlds.rank import CollectiveFault, run_rank
@@ -149,10 +149,20 @@ class _SimulatedCommunicator:
         return self._meet("gather", rows, dst)
 
     def _meet(self, op: Operation, rows: Any, dst: int) -> Any:  # noqa: ANN401
+        _refuse_like_nccl(op, rows)
         member = self.group.members[self.rank]
         sent = rows.copy() if isinstance(rows, np.ndarray) else rows.clone()
         member.request = (op, sent, dst)
         return self.group.wait(member, _State.COLLECTIVE)
+
+
+def _refuse_like_nccl(op: Operation, rows: Any) -> None:  # noqa: ANN401
+    """Raise for input that NCCL does not take, so that code that works on gloo alone is found here."""
+    call = describe(op, rows)
+    if call.dtype not in MOVABLE:
+        raise RuntimeError(f"{op}: the backend does not move {call.dtype}")
+    if not call.contiguous:
+        raise RuntimeError(f"{op}: tensors must be contiguous, this one is {list(call.shape)} with gaps")
 
 
 class SimulatedWorld:
