@@ -171,6 +171,7 @@ def check_alone(resolver):
                 if n != size:
                     assert found is LayoutError, (n, layout, at)
                     continue
+                assert found is not LayoutError, (n, layout, at)
                 assert found.layout is layout
                 assert restored(found, lay(layout, *at), len(own)) == own, (layout, at)
                 assert found.gather == reading(layout, *at)[1], (layout, at)
