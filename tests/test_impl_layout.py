@@ -204,8 +204,8 @@ def test_bad_groups_matter_only_where_read(sizes):
     if total not in {8, 5}:
         with pytest.raises(ShardGroupError):
             plan(total, counts, 2, 0, sizes=sizes)
-    for n in (0, total):
-        with pytest.raises(ShardGroupError):
+    for n, error in ((0, LayoutError), (total, ShardGroupError)):
+        with pytest.raises(error):
             plan(n, counts, 2, 0, sizes=sizes, declared=Layout.GATHERED_SHARDS)
     assert reading(8, counts, 2, 0, sizes=sizes)[0] == Layout.CROSS_DP
     assert reading(5, counts, 2, 0, sizes=sizes)[0] == Layout.FULL

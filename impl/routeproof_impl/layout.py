@@ -114,9 +114,9 @@ def judge(layout: int, sized: bool, usable: bool, agrees: bool) -> int:
         return CONTRADICTED
     if layout == GATHERED_SHARDS and not sized:
         return CONTRADICTED
-    if layout == GATHERED_SHARDS and not usable:
-        return BAD_GROUPS
-    return FITS if agrees else CONTRADICTED
+    if not agrees:
+        return CONTRADICTED
+    return BAD_GROUPS if layout == GATHERED_SHARDS and not usable else FITS
 
 
 def locate(
@@ -156,7 +156,7 @@ def locate(
       UNDECLARED: infer.
 
     Shard groups that are malformed, or that leave this DP rank fewer than T rows, matter only
-    where n is read by them: GATHERED_SHARDS is declared, or it is the first layout that fits.
+    where n is read by them: n is their sum, and GATHERED_SHARDS is declared or the first that fits.
     A layout declared is obeyed whether the set has it or not.
     """
     if not counted:
