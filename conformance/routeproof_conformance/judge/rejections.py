@@ -127,11 +127,11 @@ def lockstep(view: View) -> Outcome:
 
 
 def _gathers(view: View, limit: int | None) -> Outcome:
-    """At most as many collectives as calls that need one, or `limit` where one is needed."""
+    """At most as many collectives as calls, or `limit`; whether one is needed at all is COL-02's affair."""
     for slot in view.accepted:
         if slot.refusals:
             return NOTHING_TO_JUDGE
-        allowed = slot.expected.gathers if limit is None else min(limit, slot.expected.gathers)
+        allowed = slot.expected.calls if limit is None else limit
         for tp, seen in enumerate(slot.ranks):
             if len(seen.collectives) > allowed:
                 return failed(
@@ -180,7 +180,8 @@ def checks_first(view: View) -> Outcome:
 
 
 def gather_input(view: View) -> Outcome:
-    """COL-06: contiguous, of a type that backends move."""
+    """COL-06: contiguous, of a type that backends move. What comes out is LAY-02's affair."""
+    silent = False
     for slot in view.slots:
         for tp, seen in enumerate(slot.ranks):
             for call in seen.collectives:
@@ -190,4 +191,7 @@ def gather_input(view: View) -> Outcome:
                         f"step {slot.step}, dp{slot.dp}/tp{tp}: {call.op} of a {form} {call.dtype} "
                         f"input {list(call.shape)}"
                     )
-    return own_rows(view)
+        silent = silent or (slot.expected.gathers > 0 and not slot.publisher.collectives)
+    if silent:
+        return Outcome(Verdict.SKIPPED, "a gather was needed and none was seen; LAY-02 tells what came of it")
+    return PASSED

@@ -84,6 +84,7 @@ def shard_order(view: View) -> Outcome:
             wrong
             for wrong in view.wrong_rows
             if wrong.origin is not None
+            and wrong.expected is not None
             and (wrong.origin.step, wrong.origin.dp) == (wrong.step, wrong.dp)
             and wrong.origin.kind in (Kind.REAL, Kind.GRAPH_PADDING)
         ),
@@ -115,10 +116,16 @@ def trimming(view: View) -> Outcome:
 
 
 def freshness(view: View) -> Outcome:
-    """BUF-01: every row was handed over in this step."""
+    """BUF-01: no row is of an earlier step, or of none: one value throughout, as memory never written."""
     return _telling(
         view,
-        tuple(wrong for wrong in view.wrong_rows if wrong.origin is None or wrong.origin.step != wrong.step),
+        tuple(
+            wrong
+            for wrong in view.wrong_rows
+            if (
+                len(set(wrong.got.tolist())) == 1 if wrong.origin is None else wrong.origin.step != wrong.step
+            )
+        ),
     )
 
 

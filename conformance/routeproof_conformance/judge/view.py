@@ -106,8 +106,13 @@ class View:
 
     @cached_property
     def accepted(self) -> tuple[Slot, ...]:
-        """Slots that must be accepted."""
-        return tuple(slot for slot in self.slots if slot.expected.error is None)
+        """Slots that must be accepted; not those without a count if the profile rejects them (LAY-09)."""
+        return tuple(
+            slot
+            for slot in self.slots
+            if slot.expected.error is None
+            and not (self.profile.uncounted == "reject" and self.case.steps[slot.step].context.counts is None)
+        )
 
     @cached_property
     def rejected(self) -> tuple[Slot, ...]:
