@@ -1,7 +1,8 @@
-"""Engines by name: `routeproof`, `reference`, `vllm`, `vllm==X`, `package.module:Class`."""
+"""Engines by name: `routeproof`, `reference`, `vllm==X`, `sglang==X`, `package.module:Class`."""
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -9,10 +10,12 @@ from typing import cast
 from routeproof_spec import EngineProfile
 
 from routeproof_conformance.engine import Engine
+from routeproof_conformance.engines import sglang
 from routeproof_conformance.engines.errors import EngineError
 from routeproof_conformance.engines.fetch import FetchedFiles, fetch
 from routeproof_conformance.engines.optimized import without_assertions
 from routeproof_conformance.engines.own import ReferenceEngine, RouteproofEngine
+from routeproof_conformance.engines.sglang import SglangEngine
 from routeproof_conformance.engines.vllm import FILE, PACKAGE, PUBLISHED, VllmEngine
 
 __all__ = ["BUILT_IN", "PUBLISHED_ENGINES", "EngineError", "Loaded", "fetch_engine", "load"]
@@ -22,11 +25,13 @@ BUILT_IN = {
     "reference": "the executable spec as a capturer, in numpy",
     "vllm": "the capturer of the vLLM installed here",
     **{f"vllm=={version}": "the capturer file of the published wheel" for version in PUBLISHED},
+    "sglang": "the capturer of the SGLang installed here",
+    **{f"sglang=={version}": "the capturer files of the published wheel" for version in sglang.PUBLISHED},
     "package.module:Class": "your adapter: see CONTRIBUTING.md",
 }
 """What `--engine` takes, with a few words on each."""
 
-PUBLISHED_ENGINES: dict[str, tuple[str, ...]] = {PACKAGE: (FILE,)}
+PUBLISHED_ENGINES: dict[str, tuple[str, ...]] = {PACKAGE: (FILE,), sglang.PACKAGE: sglang.FETCHED}
 """Engines of which `engines fetch` knows the files."""
 
 
@@ -64,8 +69,11 @@ def load(name: str) -> Loaded:
     if package == PACKAGE:
         made = VllmEngine.published(version) if version else VllmEngine.installed()
         return Loaded(name, made, made.without_assertions())
+    if package == sglang.PACKAGE:
+        files = SglangEngine.published(version) if version else SglangEngine.installed()
+        return Loaded(name, files, files.without_assertions())
     if ":" in name:
-        return _reimported(name, _adapter(name))
+        return _reimported(name, _adapter(name), (name.partition(":")[0],))
     known = ", ".join(BUILT_IN)
     raise EngineError(f"unknown engine {name!r}: expected one of {known}")
 
@@ -102,14 +110,18 @@ def _adapter(name: str) -> Callable[[], Engine]:
     return make
 
 
-def _reimported(name: str, make: Callable[[], Engine]) -> Loaded:
+def _reimported(name: str, make: Callable[[], Engine], adapter: tuple[str, ...] = ()) -> Loaded:
+    """Make the engine, and its twin out of its sources and its adapter imported anew."""
     engine = make()
     sources = engine.profile.sources
     if not sources:
         return Loaded(name, engine, None, "the profile names no `sources` to import without assertions")
-    with without_assertions(sources):
+    with without_assertions((*sources, *adapter)):
         try:
             twin = make()
         except EngineError as error:
             return Loaded(name, engine, None, f"its sources cannot be imported again: {error}")
+        unused = [item for item in sources if item not in sys.modules]
+    if unused:
+        return Loaded(name, engine, None, f"its profile names sources that it does not import: {unused}")
     return Loaded(name, engine, twin)

@@ -46,6 +46,11 @@ def without_assertions(names: tuple[str, ...]) -> Iterator[None]:
     Objects made inside keep the modules that they came from.
     """
     kept = {name: module for name, module in sys.modules.items() if _within(name, names)}
+    attributes = [
+        (parent, last, vars(parent)[last])
+        for above, _, last in (name.rpartition(".") for name in kept)
+        if (parent := sys.modules.get(above)) is not None and last in vars(parent)
+    ]
     for name in kept:
         del sys.modules[name]
     finder = _Finder(names)
@@ -57,3 +62,5 @@ def without_assertions(names: tuple[str, ...]) -> Iterator[None]:
         for name in [name for name in sys.modules if _within(name, names)]:
             del sys.modules[name]
         sys.modules.update(kept)
+        for parent, last, module in attributes:
+            setattr(parent, last, module)
