@@ -47,13 +47,13 @@ def parts_of(step: StepContext) -> tuple[Part, ...]:
 
 
 def check_capacity(config: CaptureConfig, rank: Rank, step: StepContext) -> None:
-    """Refuse a step that is larger than the buffer (BUF-04)."""
-    for part in parts_of(step):
-        rows = 0 if part.counts is None else part.counts[rank.dp]
-        if part.offset + rows > config.max_tokens:
-            raise CapacityError(
-                f"step of {part.offset + rows} rows at DP rank {rank.dp}, buffer of {config.max_tokens} rows"
-            )
+    """Refuse a step that is larger than the buffer (BUF-04).
+
+    Its rows are its whole extent, microbatches or not; without counts, at least its real rows.
+    """
+    rows = (step.real if step.counts is None else step.counts)[rank.dp]
+    if rows > config.max_tokens:
+        raise CapacityError(f"step of {rows} rows at DP rank {rank.dp}, buffer of {config.max_tokens} rows")
 
 
 def plan(
