@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from routeproof_reference import expected, producers
-from routeproof_spec import Case, Finding, Level, Verdict
+from routeproof_spec import Case, Finding, Layout, Level, Verdict
 from routeproof_spec.rules import RULES
 
 from routeproof_conformance.engine import Engine
@@ -65,6 +65,11 @@ def fatal(item: Finding) -> bool:
     return item.verdict is Verdict.FAILED and item.level is not Level.SHOULD
 
 
+def _emitted(case: Case) -> frozenset[Layout]:
+    """Give the layouts of all steps of a case, and those that it says its producers emit."""
+    return frozenset(step.emitted for step in case.steps) | (case.config.layouts or frozenset())
+
+
 class Runner:
     """Runs cases of one engine in one world."""
 
@@ -81,7 +86,7 @@ class Runner:
         found = [self._unsupported(case, rule, refused[rule]) for rule in case.rules if rule in refused]
         if not rules:
             return found
-        case = case.model_copy(update={"rules": rules})
+        case = self._deployed(case).model_copy(update={"rules": rules})
         view = self._view(self.engine.engine, case)
         judged = judge(view, self.world.name)
         if "GAT-03" in rules:
@@ -93,14 +98,30 @@ class Runner:
         seen = self.world.run(engine, case, steps)
         return View(case, engine.profile, steps, expected(case, steps), seen)
 
+    def _deployed(self, case: Case) -> Case:
+        """Start the engine for the layouts of the case, where it is started for layouts at all.
+
+        The configuration then names what the deployment emits. A set that the case brings stays.
+        """
+        layouts = self.engine.profile.deployment(_emitted(case))
+        if layouts is None or case.config.layouts is not None:
+            return case
+        config = case.config.model_copy(update={"layouts": layouts - {Layout.UNCOUNTED}})
+        twin = None if case.twin is None else case.twin.model_copy(update={"config": config})
+        return case.model_copy(update={"config": config, "twin": twin})
+
     def _out_of_scope(self, case: Case) -> dict[str, str]:
         """Give the rules that do not apply to the engine, each with the reason."""
         profile = self.engine.profile
         lacking = [name for name in case.capabilities if name not in profile.capabilities]
         refused = {}
+        emitted = _emitted(case)
+        undeployed = profile.deployments and profile.deployment(emitted) is None
         for number in case.rules:
             rule = RULES[number]
-            if lacking:
+            if undeployed:
+                refused[number] = f"no deployment of the engine emits {', '.join(sorted(emitted))}"
+            elif lacking:
                 refused[number] = f"needs the capabilities {', '.join(lacking)}"
             elif not set(rule.surfaces) & profile.surfaces:
                 refused[number] = f"is shown at the surface {', '.join(rule.surfaces)}"

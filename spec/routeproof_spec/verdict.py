@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from routeproof_spec.base import Model
 from routeproof_spec.case import RuleId
+from routeproof_spec.layout import Layout
 from routeproof_spec.rule import CORE_RULES, Level, Surface
 
 
@@ -61,6 +62,11 @@ class EngineProfile(Model):
     sources: tuple[str, ...] = Field(
         default=(), description="modules to import again without assertions (GAT-03)"
     )
+    deployments: tuple[frozenset[Layout], ...] = Field(
+        default=(),
+        description="layouts that one way of starting the engine emits together, for an engine that is "
+        "started for its layouts instead of inferring them; empty: any case as it is",
+    )
 
     @model_validator(mode="after")
     def _core_stays(self) -> "EngineProfile":
@@ -69,6 +75,10 @@ class EngineProfile(Model):
             msg = f"{', '.join(refused)} cannot be declined"
             raise ValueError(msg)
         return self
+
+    def deployment(self, emitted: frozenset[Layout]) -> frozenset[Layout] | None:
+        """Give the first deployment that emits all these layouts; None: no deployment does."""
+        return next((layouts for layouts in self.deployments if emitted <= layouts), None)
 
     def element_type(self, experts: int) -> str | None:
         """Give the published element type for E experts; None: E is refused."""

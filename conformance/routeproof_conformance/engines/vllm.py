@@ -61,12 +61,13 @@ def _generation(version: str) -> _Generation:
     raise EngineError(f"vLLM {version} has no adapter: supported are {known}")
 
 
-def _torch() -> Any:  # noqa: ANN401 (torch is optional)
+def require_torch(engine: str) -> Any:  # noqa: ANN401 (torch is optional)
+    """Give torch, which the capturer of `engine` needs; raise EngineError without it."""
     try:
         return importlib.import_module("torch")
     except ImportError as error:
         raise EngineError(
-            f"vLLM's capturer needs torch (`pip install 'routeproof[torch]'`): {error}"
+            f"the capturer of {engine} needs torch (`pip install 'routeproof[torch]'`): {error}"
         ) from error
 
 
@@ -135,7 +136,7 @@ class VllmEngine:
 
     def create(self, config: CaptureConfig, rank: Rank, comm: Communicator) -> "VllmRankEngine":
         """Make the capturer of one rank, in a module of its own (executing the file takes 0.1 ms)."""
-        torch = _torch()
+        torch = require_torch("vLLM")
         seat = _Seat(self._path, self._generation, self._optimize, rank)
         seat.group = _group(comm)
         return VllmRankEngine(torch, seat, config, rank)
@@ -203,7 +204,7 @@ class VllmRankEngine:
     def capture(self, layer: int, ids: Array, microbatch: int = 0) -> None:
         """Hand over the ids in the memory and with the strides that they have."""
         self._seat.context, self._seat.offset = self._parts[microbatch]
-        self._capturer.capture(layer, self._torch.from_numpy(_writable(ids)))
+        self._capturer.capture(layer, self._torch.from_numpy(writable(ids)))
 
     def end_step(self) -> None:
         """Nothing: vLLM does no more work at the end of a forward pass."""
@@ -272,7 +273,7 @@ class _SameMemory:
         self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
 
-def _writable(ids: Array) -> np.ndarray[Any, Any]:
+def writable(ids: Array) -> np.ndarray[Any, Any]:
     """View a read-only array as writable, without a copy: torch warns about others."""
     array: np.ndarray[Any, Any] = np.asarray(ids)
     if min(array.strides, default=0) < 0:
