@@ -6,7 +6,7 @@ with the repository on PYTHONPATH.
 """
 
 import numpy as np
-from routeproof_spec import ElementType, EngineProfile, Layout
+from routeproof_spec import ElementType, EngineProfile, Layout, Surface
 
 ORDER = ("CROSS_DP", "FULL", "GATHERED_SHARDS", "PADDED_TO_MAX", "TP_SHARD", "PADDED_LOCAL")
 
@@ -201,7 +201,9 @@ class ToyEngine:
     """The adapter: one class for all."""
 
     capturer = PerLayerCapturer
-    sources = ("tests.toy_engines",)
+    sources: tuple[str, ...] = ("tests.toy_engines",)
+    surfaces = frozenset({Surface.CAPTURER})
+    uncounted = "pass-through"
     capabilities = frozenset(
         {
             "microbatches",
@@ -218,7 +220,9 @@ class ToyEngine:
             name=type(self).__name__,
             version="1",
             digest="0" * 64,
+            surfaces=self.surfaces,
             capabilities=self.capabilities,
+            uncounted=self.uncounted,
             element_types=(
                 ElementType(dtype="uint8", experts=256),
                 ElementType(dtype="uint16", experts=65_536),
