@@ -6,14 +6,14 @@ from functools import cache
 
 from routeproof_spec import Case, Topology
 
-from routeproof_conformance.cases import capture, layouts, reported
+from routeproof_conformance.cases import capture, deployments, layouts, reported
 from routeproof_conformance.judge import PREDICATES
 
 
 @cache
 def all_cases() -> tuple[Case, ...]:
     """Give every case, in a fixed order; raise ValueError for an id given twice."""
-    families = (*reported.FAMILIES, *layouts.FAMILIES, *capture.FAMILIES)
+    families = (*reported.FAMILIES, *layouts.FAMILIES, *capture.FAMILIES, *deployments.FAMILIES)
     cases = tuple(case for family in families for case in family())
     seen: set[str] = set()
     for case in cases:
