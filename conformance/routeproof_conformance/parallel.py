@@ -67,7 +67,7 @@ def preflight(engine: Loaded) -> None:
         capturer.begin_step(context)
         phase = "close"
         capturer.close()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EngineError(
             f"engine {engine.name!r}: {phase} raised {type(error).__name__}: {error} "
             f"(tp1, {config().max_tokens} tokens, before any case)"

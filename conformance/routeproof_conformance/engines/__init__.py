@@ -85,7 +85,7 @@ def _adapter(name: str) -> Callable[[], Engine]:
     def make() -> Engine:
         try:
             module = importlib.import_module(module_name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EngineError(
                 f"engine {name!r}: module {module_name!r} cannot be imported: "
                 f"{type(error).__name__}: {error} (is it on PYTHONPATH?)"
@@ -95,7 +95,7 @@ def _adapter(name: str) -> Callable[[], Engine]:
             raise EngineError(f"engine {name!r}: module {module_name!r} has no class {class_name!r}")
         try:
             engine = cast("Engine", found())
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EngineError(
                 f"engine {name!r}: {class_name}() raised {type(error).__name__}: {error}"
             ) from error

@@ -12,7 +12,9 @@ from routeproof_spec import Case, EngineProfile, Failure, Observation, Rank, Ste
 
 from routeproof_conformance.arrays import unpack
 
-BROKEN = frozenset({"AttributeError", "NameError", "ImportError", "TypeError", "NotImplementedError"})
+BROKEN = frozenset(
+    {"AttributeError", "NameError", "ImportError", "TypeError", "NotImplementedError", "SystemExit"}
+)
 """What a broken adapter or stub raises; never a rejection."""
 
 Rows = NDArray[np.int64]

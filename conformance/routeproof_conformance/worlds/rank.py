@@ -79,7 +79,7 @@ class _Step:
         result = None
         try:
             result = call()
-        except Exception as error:  # noqa: BLE001 - whatever an engine raises is an observation
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - what an engine raises is an observation
             self.failure = failure(phase, error)
         if self.comm.fault is not None:
             self.failure = failure(phase, self.comm.fault)
@@ -160,7 +160,7 @@ def run_rank(
     recorder = RecordingCommunicator(comm)
     try:
         capturer = engine.create(case.config, rank, recorder)
-    except Exception as error:  # noqa: BLE001 - an observation
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - an observation
         return Observation(rank=rank, create=failure("create", error))
     results: list[StepObservation] = []
     kept: list[NDArray[Any] | None] = []
