@@ -58,8 +58,8 @@ def own_rows() -> Iterator[Case]:
         at = {"R": real, "emitted": layout}
         yield accepted("LAY-05/graph-slots", topology, (_full(topology, layout), slots), rules, at=at)
         turns = [tuple(max(0, size - dp) for dp in range(topology.dp)) for size in (13, 6, 5)]
-        steps = (_full(topology, layout), *(step(topology, counts, layout) for counts in turns))
-        yield accepted("BUF-01/throughout", topology, steps, rules, at={"emitted": layout})
+        smaller = (_full(topology, layout), *(step(topology, counts, layout) for counts in turns))
+        yield accepted("BUF-01/throughout", topology, smaller, rules, at={"emitted": layout})
         steps = (_full(topology, layout), step(topology, (0,) * topology.dp, layout))
         name = "LAY-12/throughout" if layout is Layout.CROSS_DP else "LAY-02/empty-throughout"
         yield accepted(name, topology, steps, at={"emitted": layout})

@@ -25,7 +25,7 @@ from routeproof_conformance.engines.stubs import StubModule, StubObject, load_so
 
 PACKAGE = "vllm"
 FILE = "vllm/model_executor/layers/fused_moe/routed_experts_capturer.py"
-PUBLISHED = ("0.31.0", "0.32.0", "0.33.0")
+PUBLISHED = ("0.28.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0")
 """Versions of which the published file is checked regularly."""
 
 
@@ -37,16 +37,20 @@ class _Generation:
     until: tuple[int, int]
     annotations: tuple[tuple[str, str], ...]
     """What the file imports to name types alone: module and class."""
-    offsets: bool
+    offsets: bool = False
     """Whether the file asks for the token offset of the microbatch."""
+    slots: bool = False
+    """Whether a snapshot is int32, beside the KV slots of its rows; else it is narrowed."""
 
 
 _CONFIG = ("vllm.config", "VllmConfig")
 _MOE_CONFIG = ("vllm.model_executor.layers.fused_moe.config", "FusedMoEConfig")
 _CONTEXT = ("vllm.forward_context", "ForwardContext")
+_CACHE_CONFIG = ("vllm.v1.kv_cache_interface", "KVCacheConfig")
 _GENERATIONS = (
-    _Generation((0, 31), (0, 32), annotations=(_CONFIG,), offsets=False),
-    _Generation((0, 32), (0, 33), annotations=(_CONFIG, _MOE_CONFIG), offsets=False),
+    _Generation((0, 28), (0, 31), annotations=(_CONFIG, _CACHE_CONFIG), slots=True),
+    _Generation((0, 31), (0, 32), annotations=(_CONFIG,)),
+    _Generation((0, 32), (0, 33), annotations=(_CONFIG, _MOE_CONFIG)),
     _Generation((0, 33), (0, 34), annotations=(_CONFIG, _MOE_CONFIG, _CONTEXT), offsets=True),
 )
 
@@ -57,7 +61,8 @@ def _generation(version: str) -> _Generation:
     for generation in _GENERATIONS:
         if found is not None and generation.first <= found < generation.until:
             return generation
-    known = ", ".join(f"{major}.{minor}.*" for major, minor in (g.first for g in _GENERATIONS))
+    (major, first), (_, until) = _GENERATIONS[0].first, _GENERATIONS[-1].until
+    known = ", ".join(f"{major}.{minor}.*" for minor in range(first, until))
     raise EngineError(f"vLLM {version} has no adapter: supported are {known}")
 
 
@@ -69,6 +74,10 @@ def require_torch(engine: str) -> Any:  # noqa: ANN401 (torch is optional)
         raise EngineError(
             f"the capturer of {engine} needs torch (`pip install 'routeproof[torch]'`): {error}"
         ) from error
+
+
+_WIDE = (ElementType(dtype="int32", experts=None),)
+_NARROW = (ElementType(dtype="uint8", experts=256), ElementType(dtype="uint16", experts=None))
 
 
 class VllmEngine:
@@ -90,10 +99,7 @@ class VllmEngine:
             digest=digest,
             surfaces=frozenset({Surface.CAPTURER}),
             capabilities=frozenset({"microbatches"}),
-            element_types=(
-                ElementType(dtype="uint8", experts=256),
-                ElementType(dtype="uint16", experts=None),
-            ),
+            element_types=_WIDE if self._generation.slots else _NARROW,
             uncounted="pass-through",
             fill=0,
             missing=None,
@@ -150,6 +156,7 @@ class _Seat:
         self.group: StubObject | None = None
         self.offset = 0
         name = f"routeproof_engine_vllm_rank{rank.index}"
+        self.generation = generation
         self.module = load_source(path, name, self._stubs(generation), optimize)
 
     def _stubs(self, generation: _Generation) -> dict[str, ModuleType]:
@@ -160,6 +167,12 @@ class _Seat:
         }
         if generation.offsets:
             given["vllm.v1.worker.ubatching"] = {"dbo_current_ubatch_token_offset": lambda: self.offset}
+        if generation.slots:
+            given["vllm.v1.kv_cache_interface"] = {
+                "FullAttentionSpec": _FullAttention,
+                "is_full_attention_spec": lambda spec: isinstance(spec, _FullAttention),
+            }
+            given["vllm.v1.outputs"] = {"RoutedExpertsTensors": _Tensors}
         for module, name in generation.annotations:
             given.setdefault(module, {})[name] = type(name, (), {})
         return {module: StubModule(module, **attributes) for module, attributes in given.items()}
@@ -169,6 +182,17 @@ class _Seat:
 
     def _get_forward_context(self) -> StubObject:
         return _given(self.context, "forward context")
+
+
+class _FullAttention(StubObject):
+    """The kind of KV cache whose slots routed experts go by."""
+
+
+class _Tensors(StubObject):
+    """What a step hands to the scheduler, up to 0.30."""
+
+    def __init__(self, **tensors: object) -> None:
+        super().__init__("RoutedExpertsTensors", **tensors)
 
 
 def _given(value: StubObject | None, what: str) -> StubObject:
@@ -187,8 +211,9 @@ class VllmRankEngine:
         self._rank = rank
         self._rows = 0
         self._parts: tuple[tuple[StubObject, int], ...] = ()
+        cache: dict[str, object] = {"kv_cache_config": _cache_config()} if seat.generation.slots else {}
         self._capturer = seat.module.RoutedExpertsCapturer(
-            max_num_batched_tokens=config.max_tokens, vllm_config=_vllm_config(config, rank)
+            max_num_batched_tokens=config.max_tokens, vllm_config=_vllm_config(config, rank), **cache
         )
 
     def begin_step(self, step: StepContext) -> None:
@@ -213,7 +238,12 @@ class VllmRankEngine:
         """Give the engine's own snapshot, in the memory that it has."""
         if self._rank.tp != 0:
             return None
-        snapshot: np.ndarray[Any, Any] = self._capturer.snapshot_routing_data(self._rows).numpy()
+        if self._seat.generation.slots:
+            slots = self._torch.arange(self._rows)[None]
+            taken = self._capturer.get_routed_experts(slots, self._rows).routing_data
+        else:
+            taken = self._capturer.snapshot_routing_data(self._rows)
+        snapshot: np.ndarray[Any, Any] = taken.numpy()
         return snapshot
 
     def buffer(self) -> np.ndarray[Any, Any] | None:
@@ -249,6 +279,11 @@ def _vllm_config(config: CaptureConfig, rank: Rank) -> StubObject:
     )
     parallel = StubObject("ParallelConfig", data_parallel_rank=rank.dp, tensor_parallel_size=rank.topology.tp)
     return StubObject("VllmConfig", model_config=model, parallel_config=parallel)
+
+
+def _cache_config() -> StubObject:
+    group = StubObject("KVCacheGroupSpec", kv_cache_spec=_FullAttention("FullAttentionSpec"))
+    return StubObject("KVCacheConfig", kv_cache_groups=[group])
 
 
 def _group(comm: Communicator) -> StubObject:
