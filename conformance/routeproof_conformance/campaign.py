@@ -30,9 +30,13 @@ class Plan:
 
     def cases_of(self, world: str) -> tuple[Case, ...]:
         """Give the cases of a world."""
-        if world == "simulated" or self.named_topologies:
+        if world == "simulated":
             return self.cases
-        return tuple(case for case in self.cases if case.topology in REAL_TOPOLOGIES)
+        return tuple(
+            case
+            for case in self.cases
+            if case.device == "cpu" and (self.named_topologies or case.topology in REAL_TOPOLOGIES)
+        )
 
     @property
     def total(self) -> int:

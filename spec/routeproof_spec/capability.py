@@ -6,6 +6,7 @@ CAPABILITIES: dict[str, str] = {
     "declared-layouts": "takes the producer's declaration of a layout",
     "layout-sets": "is configured with the set of layouts that the producers can emit",
     "padded-to-max": "infers PADDED_TO_MAX where the configured set has it",
+    "device-tensors": "takes ids that lie on a device, as torch tensors",
     "shared-columns": "takes ids with shared-expert columns after the K routed ones",
     "draft-model": "runs a speculative draft model beside the target",
     "graph-replay": "replays a captured graph of device work",

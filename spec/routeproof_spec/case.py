@@ -64,6 +64,10 @@ class Case(Model):
     config: CaptureConfig
     steps: tuple[CaseStep, ...] = Field(min_length=1)
     capabilities: tuple[str, ...] = ()
+    device: Literal["cpu", "meta"] = Field(
+        default="cpu",
+        description="where the ids lie; meta: shapes without data, which nobody can read (COL-07)",
+    )
     source: str = Field(default="", description="public report that the numbers come from")
     twin: "Case | None" = None
 

@@ -248,6 +248,23 @@ def shared_columns() -> Iterator[Case]:
                 )
 
 
+def host_reads() -> Iterator[Case]:
+    """COL-07: ids that have a shape and no data, whole, sharded and in microbatches."""
+    for topology in topologies(tp=(1, 2, 4), dp=(1, 2)):
+        counts = SOME[topology.dp][0]
+        layouts = [Layout.FULL, Layout.TP_SHARD]
+        layouts.append(Layout.CROSS_DP if topology.dp > 1 else Layout.PADDED_LOCAL)
+        for layout in layouts:
+            for element in ("int32", "int64"):
+                told = step(topology, counts, layout, element=element)
+                case = accepted(
+                    "COL-07/no-data", topology, (told, told), at={"emitted": layout, "element": element}
+                )
+                yield case.model_copy(
+                    update={"rules": ("COL-07",), "device": "meta", "capabilities": ("device-tensors",)}
+                )
+
+
 FAMILIES = (
     gathers,
     checks_first,
@@ -259,4 +276,5 @@ FAMILIES = (
     element_types,
     invalid_ids,
     shared_columns,
+    host_reads,
 )

@@ -38,12 +38,12 @@ def package_digest(package: str) -> str:
     return digest.hexdigest()
 
 
-def _profile(name: str, package: str) -> EngineProfile:
+def _profile(name: str, package: str, *more: str) -> EngineProfile:
     return EngineProfile(
         name=name,
         version=version("routeproof"),
         digest=package_digest(package),
-        capabilities=_CAPABILITIES,
+        capabilities=_CAPABILITIES | set(more),
         element_types=_ELEMENTS,
         sources=(package,),
     )
@@ -90,7 +90,7 @@ class RouteproofEngine:
             raise EngineError(
                 f"engine routeproof needs torch (`pip install 'routeproof[torch]'`): {error}"
             ) from error
-        self.profile = _profile("routeproof", "routeproof_impl")
+        self.profile = _profile("routeproof", "routeproof_impl", "device-tensors")
         self._make = importlib.import_module("routeproof_impl").RoutedExpertsCapturer
 
     def create(self, config: CaptureConfig, rank: Rank, comm: Communicator) -> RankEngine:

@@ -98,7 +98,7 @@ class VllmEngine:
             version=version,
             digest=digest,
             surfaces=frozenset({Surface.CAPTURER}),
-            capabilities=frozenset({"microbatches"}),
+            capabilities=frozenset({"microbatches", "device-tensors"}),
             element_types=_WIDE if self._generation.slots else _NARROW,
             uncounted="pass-through",
             fill=0,
@@ -143,7 +143,8 @@ class VllmEngine:
     def create(self, config: CaptureConfig, rank: Rank, comm: Communicator) -> "VllmRankEngine":
         """Make the capturer of one rank, in a module of its own (executing the file takes 0.1 ms)."""
         torch = require_torch("vLLM")
-        seat = _Seat(self._path, self._generation, self._optimize, rank)
+        device = getattr(comm, "device", "cpu")
+        seat = _Seat(self._path, self._generation, self._optimize, rank, device)
         seat.group = _group(comm)
         return VllmRankEngine(torch, seat, config, rank)
 
@@ -151,7 +152,8 @@ class VllmEngine:
 class _Seat:
     """A loaded module, and what its stand-ins give at the moment."""
 
-    def __init__(self, path: Path, generation: _Generation, optimize: bool, rank: Rank) -> None:
+    def __init__(self, path: Path, generation: _Generation, optimize: bool, rank: Rank, device: str) -> None:
+        self.device = device
         self.context: StubObject | None = None
         self.group: StubObject | None = None
         self.offset = 0
@@ -163,7 +165,7 @@ class _Seat:
         given: dict[str, dict[str, object]] = {
             "vllm.distributed.parallel_state": {"get_tp_group": self._get_tp_group},
             "vllm.forward_context": {"get_forward_context": self._get_forward_context},
-            "vllm.platforms": {"current_platform": StubObject("current_platform", device_type="cpu")},
+            "vllm.platforms": {"current_platform": StubObject("current_platform", device_type=self.device)},
         }
         if generation.offsets:
             given["vllm.v1.worker.ubatching"] = {"dbo_current_ubatch_token_offset": lambda: self.offset}
@@ -229,7 +231,7 @@ class VllmRankEngine:
     def capture(self, layer: int, ids: Array, microbatch: int = 0) -> None:
         """Hand over the ids in the memory and with the strides that they have."""
         self._seat.context, self._seat.offset = self._parts[microbatch]
-        self._capturer.capture(layer, self._torch.from_numpy(writable(ids)))
+        self._capturer.capture(layer, self._torch.from_numpy(writable(ids)).to(self._seat.device))
 
     def end_step(self) -> None:
         """Nothing: vLLM does no more work at the end of a forward pass."""
@@ -243,12 +245,12 @@ class VllmRankEngine:
             taken = self._capturer.get_routed_experts(slots, self._rows).routing_data
         else:
             taken = self._capturer.snapshot_routing_data(self._rows)
-        snapshot: np.ndarray[Any, Any] = taken.numpy()
+        snapshot: np.ndarray[Any, Any] = taken.cpu().numpy()
         return snapshot
 
     def buffer(self) -> np.ndarray[Any, Any] | None:
         """Copy the device buffer."""
-        copy: np.ndarray[Any, Any] = self._capturer.device_buffer.numpy().copy()
+        copy: np.ndarray[Any, Any] = self._capturer.device_buffer.cpu().numpy().copy()
         return copy
 
     def close(self) -> None:

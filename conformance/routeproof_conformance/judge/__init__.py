@@ -40,6 +40,7 @@ PREDICATES: Mapping[str, Predicate] = {
     "COL-04": rejections.per_step,
     "COL-05": rejections.checks_first,
     "COL-06": rejections.gather_input,
+    "COL-07": rejections.host_reads,
     "BUF-01": rows.freshness,
     "BUF-02": rejections.untouched,
     "BUF-03": rejections.rejection,
@@ -76,7 +77,10 @@ def judge(view: View, world: str) -> list[Finding]:
     for rule in view.case.rules:
         if rule == "GAT-03":
             continue
-        outcome = Outcome(Verdict.ERROR, fault) if fault else PREDICATES[rule](view)
+        if view.case.device == "meta":
+            outcome = rejections.host_reads(view)
+        else:
+            outcome = Outcome(Verdict.ERROR, fault) if fault else PREDICATES[rule](view)
         found.append(finding(view, rule, world, outcome))
     return found
 

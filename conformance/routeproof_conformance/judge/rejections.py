@@ -6,6 +6,9 @@ from routeproof_conformance.arrays import MOVABLE, unpack
 from routeproof_conformance.judge.rows import changed, own_rows
 from routeproof_conformance.judge.view import NOTHING_TO_JUDGE, PASSED, Outcome, Slot, View, failed
 
+_READS = ("meta tensors", "meta tensor;", "meta device", "data-independent implementation")
+"""Words of torch where a value, or a shape that depends on values, is asked of a tensor without data."""
+
 LOST = ("deadlock", "mismatch", "timeout", "died")
 """Failures that the world saw, not the engine raised (COL-01)."""
 
@@ -194,4 +197,17 @@ def gather_input(view: View) -> Outcome:
         silent = silent or (slot.expected.gathers > 0 and not slot.publisher.collectives)
     if silent:
         return Outcome(Verdict.SKIPPED, "a gather was needed and none was seen; LAY-02 tells what came of it")
+    return PASSED
+
+
+def host_reads(view: View) -> Outcome:
+    """COL-07: the capture path runs on ids that have no data, so nothing read them.
+
+    An operation that torch cannot do without data is told from a read by its message.
+    """
+    for rank, step, failure in view.failures():
+        where = f"step {step}, {rank}: {failure.phase} raised {failure.types[0]}: {failure.message}"
+        if any(words in failure.message for words in _READS):
+            return failed(f"the capture path reads ids or buffer from the host; {where}")
+        return Outcome(Verdict.ERROR, f"the capture path does not run on tensors without data; {where}")
     return PASSED

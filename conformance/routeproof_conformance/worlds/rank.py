@@ -71,6 +71,7 @@ class _Step:
         self.failure: Failure | None = None
         self.handed: list[tuple[int, ...]] = []
         self.published: NDArray[Any] | None = None
+        self.dataless = comm.device == "meta"
 
     def attempt(self, phase: str, call: Callable[[], Any]) -> Any:  # noqa: ANN401
         """Make one call unless an earlier one failed."""
@@ -101,6 +102,8 @@ class _Step:
                 f"capture of layer {call.layer}",
                 partial(self.capturer.capture, call.layer, ids, call.microbatch),
             )
+        if self.dataless:
+            return
         self.attempt("end_step", self.capturer.end_step)
         self.published = self.array("published", self.capturer.published)
         if self.failure is None:
@@ -172,7 +175,7 @@ def run_rank(
         step = _Step(capturer, recorder, watch)
         step.play(producer, rank)
         failed, step.failure = step.failure, None
-        readable = recorder.fault is None and (watch or rank.publishes)
+        readable = recorder.fault is None and (watch or rank.publishes) and not step.dataless
         after = step.array("buffer", capturer.buffer) if readable else None
         results.append(
             StepObservation(

@@ -135,7 +135,8 @@ class _Group:
 class _SimulatedCommunicator:
     """The group as one rank sees it."""
 
-    def __init__(self, group: _Group, rank: int) -> None:
+    def __init__(self, group: _Group, rank: int, device: str) -> None:
+        self.device = device
         self.group = group
         self.rank = rank
         self.size = len(group.members)
@@ -200,7 +201,7 @@ class SimulatedWorld:
                 return not group.faulty
 
             stop = self.stop if number == debugged else None
-            comm = _SimulatedCommunicator(group, number)
+            comm = _SimulatedCommunicator(group, number, case.device)
             try:
                 seen[number] = run_rank(engine, case, ranks[number], steps, comm, fence, stop)
             except BaseException as error:  # noqa: BLE001 - raised again on the calling thread
