@@ -16,6 +16,7 @@ from routeproof_spec.errors import (
 from routeproof_spec.layout import PRECEDENCE, Layout, default_layouts
 from routeproof_spec.observation import ArrayData, Collective, Failure, Observation, StepObservation
 from routeproof_spec.rule import CORE_RULES, Level, Rule, Surface
+from routeproof_spec.scenario import Batch, Path, Routing, Scenario
 from routeproof_spec.step import Microbatch, StepContext
 from routeproof_spec.topology import Rank, Topology
 from routeproof_spec.verdict import ElementType, EngineProfile, Finding, Verdict
@@ -27,6 +28,7 @@ __all__ = [
     "PRECEDENCE",
     "SPEC_VERSION",
     "ArrayData",
+    "Batch",
     "Call",
     "CapacityError",
     "CaptureConfig",
@@ -45,8 +47,11 @@ __all__ = [
     "Level",
     "Microbatch",
     "Observation",
+    "Path",
     "Rank",
+    "Routing",
     "Rule",
+    "Scenario",
     "ShardGroupError",
     "StepContext",
     "StepError",
