@@ -1,6 +1,9 @@
 """The base of all models: frozen, strict, closed."""
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PlainSerializer
+
+IN_ORDER = PlainSerializer(sorted, when_used="json")
+"""For sets: their JSON is sorted, so that it does not depend on the hash seed."""
 
 
 class Model(BaseModel):

@@ -1,10 +1,10 @@
 """What a capturer is built for."""
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from routeproof_spec.base import Model
+from routeproof_spec.base import IN_ORDER, Model
 from routeproof_spec.layout import Layout, default_layouts
 
 
@@ -16,7 +16,7 @@ class CaptureConfig(Model):
     top_k: int = Field(ge=1, description="K, routed experts per token")
     experts: int = Field(ge=1, description="E, routed experts; ids are in [0, E)")
     shared_columns: int = Field(default=0, ge=0, description="columns after the K, dropped (BUF-09)")
-    layouts: frozenset[Layout] | None = Field(
+    layouts: Annotated[frozenset[Layout], IN_ORDER] | None = Field(
         default=None, description="the set that producers can emit; None: the default for the DP size"
     )
 

@@ -1,11 +1,11 @@
 """Verdicts, findings and what an engine claims."""
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from routeproof_spec.base import Model
+from routeproof_spec.base import IN_ORDER, Model
 from routeproof_spec.case import RuleId
 from routeproof_spec.layout import Layout
 from routeproof_spec.rule import CORE_RULES, Level, Surface
@@ -52,8 +52,8 @@ class EngineProfile(Model):
     name: str
     version: str
     digest: str = Field(description="sha256 of the file or files under test")
-    surfaces: frozenset[Surface] = frozenset({Surface.CAPTURER})
-    capabilities: frozenset[str] = frozenset()
+    surfaces: Annotated[frozenset[Surface], IN_ORDER] = frozenset({Surface.CAPTURER})
+    capabilities: Annotated[frozenset[str], IN_ORDER] = frozenset()
     element_types: tuple[ElementType, ...] = Field(min_length=1)
     uncounted: Literal["pass-through", "reject"] = "pass-through"
     fill: int | None = Field(default=0, description="id in layers never captured (BUF-08); None: any")
