@@ -22,7 +22,7 @@ SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
 def table() -> dict[str, tuple[str, ...]]:
     """State per version, by finding."""
     lines = re.findall(r"^\| \[(\w+)\]\(\1\.py\) \|(.*)\|$", README, re.MULTILINE)
-    return {name: tuple(cell.strip() for cell in rest.split("|")[1:4]) for name, rest in lines}
+    return {name: tuple(cell.strip() for cell in rest.split("|")[1:-1]) for name, rest in lines}
 
 
 PLAIN = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
@@ -110,7 +110,7 @@ def test_a_script_stands_alone(script: str) -> None:
     source = (FOLDER / f"{script}.py").read_text("utf-8")
     assert "routeproof" not in source
     assert "assert " not in source
-    assert len(source.splitlines()) < 50
+    assert len(source.splitlines()) < 60
 
 
 @pytest.mark.parametrize("source", ["class RoutedExpertsCapturer: pass", "from vllm.unheard_of import thing"])

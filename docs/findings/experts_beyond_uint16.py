@@ -1,4 +1,4 @@
-"""With more than 65,536 experts the last ids become small ones in the uint16 snapshot.
+"""With more than 65,536 experts the last ids become small ones in the uint16 array.
 
 Usage: python experts_beyond_uint16.py PATH_OF_routed_experts_capturer.py
 Exit code 1: the deviation is there, 0: it is not, 2: the accepted twin fails too.
@@ -13,7 +13,9 @@ import torch
 
 vllm = MagicMock()  # stands in for all that the file imports
 vllm.current_platform.device_type, vllm.dbo_current_ubatch_token_offset.return_value = "cpu", 0
-for name in ("config", "platforms", "forward_context", "distributed.parallel_state", "v1.worker.ubatching"):
+vllm.FullAttentionSpec = MagicMock  # up to 0.30.0, as are the last two names and `cache`
+names = "config platforms forward_context distributed.parallel_state v1.worker.ubatching"
+for name in (*names.split(), "v1.kv_cache_interface", "v1.outputs"):
     sys.modules["vllm." + name] = sys.modules["vllm.model_executor.layers.fused_moe.config"] = vllm
 source = {"__name__": "capturer"}
 exec(compile(Path(sys.argv[1]).read_text("utf-8"), sys.argv[1], "exec", optimize=0), source)
@@ -28,9 +30,15 @@ def last_id(experts):
     model.get_total_num_hidden_layers.return_value, model.get_num_experts.return_value = 1, experts
     model.get_num_experts_per_tok.return_value = 1
     parallel.data_parallel_rank, parallel.tensor_parallel_size = 0, 1
-    capturer = source["RoutedExpertsCapturer"](8, config)
+    create, cache = source["RoutedExpertsCapturer"], MagicMock(kv_cache_groups=[MagicMock()])
+    capturer = create(*(8, config, cache)[: create.__init__.__code__.co_argcount - 1])
     capturer.capture(0, torch.tensor([[experts - 1]]))
-    return capturer.snapshot_routing_data(1).item()
+    if hasattr(capturer, "snapshot_routing_data"):
+        return capturer.snapshot_routing_data(1).item()
+    cache.num_blocks = cache.kv_cache_groups[0].kv_cache_spec.block_size = 1
+    store = source["RoutedExpertsManager"](config, cache)  # up to 0.30.0: the scheduler's, of the same file
+    store.store_batch(capturer.get_device_buffer()[:1].numpy(), [0])
+    return store.get([0], 1).item()
 
 
 if last_id(65_536) != 65_535:  # the accepted twin

@@ -10,9 +10,8 @@ from typing import cast
 from routeproof_spec import EngineProfile
 
 from routeproof_conformance.engine import Engine
-from routeproof_conformance.engines import sglang
+from routeproof_conformance.engines import fetch, sglang
 from routeproof_conformance.engines.errors import EngineError
-from routeproof_conformance.engines.fetch import FetchedFiles, fetch
 from routeproof_conformance.engines.optimized import without_assertions
 from routeproof_conformance.engines.own import ReferenceEngine, RouteproofEngine
 from routeproof_conformance.engines.sglang import SglangEngine
@@ -35,13 +34,13 @@ PUBLISHED_ENGINES: dict[str, tuple[str, ...]] = {PACKAGE: (FILE,), sglang.PACKAG
 """Engines of which `engines fetch` knows the files."""
 
 
-def fetch_engine(name: str) -> FetchedFiles:
+def fetch_engine(name: str) -> fetch.FetchedFiles:
     """Fetch the files of `package==version`; raise EngineError with one clear message."""
     package, _, version = name.partition("==")
     if package not in PUBLISHED_ENGINES or not version:
         known = ", ".join(f"{item}==X" for item in PUBLISHED_ENGINES)
         raise EngineError(f"cannot fetch {name!r}: expected {known}, such as vllm=={PUBLISHED[-1]}")
-    return fetch(package, version, PUBLISHED_ENGINES[package])
+    return fetch.fetch(package, version, PUBLISHED_ENGINES[package])
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class _Generation:
     offsets: bool = False
     """Whether the file asks for the token offset of the microbatch."""
     slots: bool = False
-    """Whether a snapshot is int32, beside the KV slots of its rows; else it is narrowed."""
+    """Whether rows are narrowed and kept by the scheduler, by KV slot; else by the capturer."""
 
 
 _CONFIG = ("vllm.config", "VllmConfig")
@@ -76,10 +76,6 @@ def require_torch(engine: str) -> Any:  # noqa: ANN401 (torch is optional)
         ) from error
 
 
-_WIDE = (ElementType(dtype="int32", experts=None),)
-_NARROW = (ElementType(dtype="uint8", experts=256), ElementType(dtype="uint16", experts=None))
-
-
 class VllmEngine:
     """One file of vLLM under test; `create` makes its capturer on one rank."""
 
@@ -99,7 +95,10 @@ class VllmEngine:
             digest=digest,
             surfaces=frozenset({Surface.CAPTURER}),
             capabilities=frozenset({"microbatches", "device-tensors"}),
-            element_types=_WIDE if self._generation.slots else _NARROW,
+            element_types=(
+                ElementType(dtype="uint8", experts=256),
+                ElementType(dtype="uint16", experts=None),
+            ),
             uncounted="pass-through",
             fill=0,
             missing=None,
@@ -213,10 +212,12 @@ class VllmRankEngine:
         self._rank = rank
         self._rows = 0
         self._parts: tuple[tuple[StubObject, int], ...] = ()
-        cache: dict[str, object] = {"kv_cache_config": _cache_config()} if seat.generation.slots else {}
+        vllm_config = _vllm_config(config, rank)
+        cache = {"kv_cache_config": _cache_config(config.max_tokens)} if seat.generation.slots else {}
         self._capturer = seat.module.RoutedExpertsCapturer(
-            max_num_batched_tokens=config.max_tokens, vllm_config=_vllm_config(config, rank), **cache
+            max_num_batched_tokens=config.max_tokens, vllm_config=vllm_config, **cache
         )
+        self._store = seat.module.RoutedExpertsManager(vllm_config, **cache) if cache else None
 
     def begin_step(self, step: StepContext) -> None:
         """Build the forward context of the step, or one for each microbatch."""
@@ -237,15 +238,16 @@ class VllmRankEngine:
         """Nothing: vLLM does no more work at the end of a forward pass."""
 
     def published(self) -> np.ndarray[Any, Any] | None:
-        """Give the engine's own snapshot, in the memory that it has."""
+        """Give the engine's own snapshot, in the memory that it has; up to 0.30, what its scheduler keeps."""
         if self._rank.tp != 0:
             return None
-        if self._seat.generation.slots:
-            slots = self._torch.arange(self._rows)[None]
-            taken = self._capturer.get_routed_experts(slots, self._rows).routing_data
-        else:
-            taken = self._capturer.snapshot_routing_data(self._rows)
-        snapshot: np.ndarray[Any, Any] = taken.cpu().numpy()
+        snapshot: np.ndarray[Any, Any]
+        if self._store is None:
+            snapshot = self._capturer.snapshot_routing_data(self._rows).numpy()
+            return snapshot
+        taken = self._capturer.get_routed_experts(self._torch.arange(self._rows)[None], self._rows)
+        self._store.store_batch(taken.routing_data.numpy(), taken.slot_mapping.numpy())
+        snapshot = self._store.get([0], self._rows)
         return snapshot
 
     def buffer(self) -> np.ndarray[Any, Any] | None:
@@ -283,9 +285,11 @@ def _vllm_config(config: CaptureConfig, rank: Rank) -> StubObject:
     return StubObject("VllmConfig", model_config=model, parallel_config=parallel)
 
 
-def _cache_config() -> StubObject:
-    group = StubObject("KVCacheGroupSpec", kv_cache_spec=_FullAttention("FullAttentionSpec"))
-    return StubObject("KVCacheConfig", kv_cache_groups=[group])
+def _cache_config(tokens: int) -> StubObject:
+    """Give a KV cache of one block, which holds the largest step."""
+    spec = _FullAttention("FullAttentionSpec", block_size=tokens)
+    group = StubObject("KVCacheGroupSpec", kv_cache_spec=spec)
+    return StubObject("KVCacheConfig", kv_cache_groups=[group], num_blocks=1)
 
 
 def _group(comm: Communicator) -> StubObject:
