@@ -4,6 +4,8 @@
 """
 
 # ruff: noqa: ARG002 - a fault is often to ignore an argument
+import importlib
+
 import numpy as np
 from routeproof_spec import Layout, Surface
 
@@ -237,6 +239,19 @@ class GathersHalfWords(PerLayerCapturer):
         return super().gather(ids.astype(np.uint16))
 
 
+@engine
+class ReadsIdsOnTheHost(PerLayerCapturer):
+    """Asks torch for the largest id before it captures."""
+
+    def capture(self, layer, ids, microbatch=0):
+        torch = importlib.import_module("torch")
+        torch.from_numpy(ids).to(self.comm.device).max().item()
+        super().capture(layer, ids, microbatch)
+
+
+ReadsIdsOnTheHost.capabilities = ToyEngine.capabilities | {"device-tensors"}
+
+
 # --- buffer
 
 
@@ -288,13 +303,6 @@ class FillsWithOnes(PerLayerCapturer):
 class BroadcastsWidthOne(PerLayerCapturer):
     def check_width(self, width):
         if width != 1:
-            super().check_width(width)
-
-
-@engine
-class CutsWideRows(PerLayerCapturer):
-    def check_width(self, width):
-        if width < self.config.width:
             super().check_width(width)
 
 
@@ -354,12 +362,6 @@ class PublishesWords(PerLayerCapturer):
 class NarrowsByTheLargestId(PerLayerCapturer):
     def element(self):
         return np.uint8 if self.store.max(initial=0) < 256 else np.uint16
-
-
-@engine
-class NarrowsEverything(PerLayerCapturer):
-    def element(self):
-        return np.uint8
 
 
 class TakesAnyNumberOfExperts(ToyEngine):

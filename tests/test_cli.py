@@ -134,7 +134,7 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 
 NOT_TO_BE_HAD = {
     "no-such-engine": "unknown engine 'no-such-engine': expected one of routeproof, reference, vllm",
-    "vllm==0.1.0": "vLLM 0.1.0 has no adapter: supported are 0.31.*, 0.32.*, 0.33.*",
+    "vllm==0.1.0": "vLLM 0.1.0 has no adapter: supported are 0.",
     "vllm==0.33.99": "run `routeproof engines fetch vllm==0.33.99`",
     "acme_missing:Whole": "module 'acme_missing' cannot be imported: ModuleNotFoundError",
     "acme_broken:Whole": "No module named 'no_such_module_of_acme' (is it on PYTHONPATH?)",

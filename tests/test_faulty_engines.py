@@ -31,7 +31,7 @@ FAULTS: dict[tuple[str, str], str] = {
     ("TakesAnotherGroup", "LAY-02/cross-dp[tp=2,dp=2,T=6+6,padded=0]"): "LAY-02 LAY-04",
     ("TakesAnotherGroup", "LAY-04/gathered-shards[tp=2,dp=2,T=6+6,padded=0]"): "LAY-02 LAY-04",
     ("CountsTokensWhereShardsArePadded", "LAY-04/gathered-groups*"): "LAY-02 LAY-03 LAY-04 LAY-05",
-    ("KeepsTheLastRows", "LAY-05/*"): "LAY-02 LAY-05",
+    ("KeepsTheLastRows", "LAY-05/gathered-and-padded*"): "LAY-02 LAY-05",
     ("TakesTheFirstMatch", "LAY-06/*"): "LAY-06",
     ("TriesShardsFirst", "LAY-06/*"): "COL-02",
     ("IgnoresTheDeclaration", "LAY-10/padded-local-at-dp*"): "LAY-10 LAY-02 LAY-05",
@@ -54,6 +54,7 @@ FAULTS: dict[tuple[str, str], str] = {
     ("GathersBeforeItChecks", WIDTH): "COL-05",
     ("GathersAView", "COL-06/*"): "COL-06",
     ("GathersHalfWords", "COL-06/*"): "COL-06",
+    ("ReadsIdsOnTheHost", "COL-07/*"): "COL-07",
     # buffer
     ("WritesBeforeItChecks", "LAY-01/*"): "BUF-02",
     ("TakesNegativeLayers", "BUF-03/*"): "BUF-03",
@@ -62,7 +63,6 @@ FAULTS: dict[tuple[str, str], str] = {
     ("IgnoresOffsets", "BUF-05/halves*"): f"BUF-05 {STALE}",
     ("FillsWithOnes", "BUF-08/*"): "BUF-08",
     ("BroadcastsWidthOne", WIDTH): "BUF-09",
-    ("CutsWideRows", WIDTH): "BUF-09",
     ("KeepsSharedColumns", "BUF-09/shared-column*"): "BUF-09 IDS-04 LAY-02",
     # snapshots and ids
     ("PublishesAView", SHARDS): "SNP-01",
@@ -71,7 +71,6 @@ FAULTS: dict[tuple[str, str], str] = {
     ("PublishesOnEveryRank", SHARDS): "SNP-04",
     ("PublishesWords", "SNP-02/*"): "SNP-02",
     ("NarrowsByTheLargestId", "SNP-02/*"): "SNP-02",
-    ("NarrowsEverything", "SNP-02/*"): "SNP-02 LAY-02",
     ("TakesAnyNumberOfExperts", "SNP-02/*"): "SNP-02",
     ("WrapsIds", "IDS-02/*"): "IDS-02",
     ("SortsColumns", "SNP-02/element*E=256,ids=low*"): "IDS-05 LAY-02 SNP-02",
@@ -101,7 +100,8 @@ def test_a_fault_is_caught_by_the_rules_that_name_it(name: str, pattern: str) ->
     told = {item.rule: f"{item.case}: {item.message}" for item in found if item.verdict is Verdict.FAILED}
     assert failing - ignored == set(FAULTS[name, pattern].split()), told
     assert not [item for item in found if item.verdict is Verdict.ERROR]
-    assert {item.rule for item in found if item.verdict is Verdict.PASSED}
+    if name != "ReadsIdsOnTheHost":  # there every call reads
+        assert {item.rule for item in found if item.verdict is Verdict.PASSED}
 
 
 def test_every_must_that_has_cases_is_seen_to_fail() -> None:
