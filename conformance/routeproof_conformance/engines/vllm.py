@@ -243,10 +243,10 @@ class VllmRankEngine:
             return None
         snapshot: np.ndarray[Any, Any]
         if self._store is None:
-            snapshot = self._capturer.snapshot_routing_data(self._rows).numpy()
+            snapshot = self._capturer.snapshot_routing_data(self._rows).cpu().numpy()
             return snapshot
         taken = self._capturer.get_routed_experts(self._torch.arange(self._rows)[None], self._rows)
-        self._store.store_batch(taken.routing_data.numpy(), taken.slot_mapping.numpy())
+        self._store.store_batch(taken.routing_data.cpu().numpy(), taken.slot_mapping.numpy())
         snapshot = self._store.get([0], self._rows)
         return snapshot
 
