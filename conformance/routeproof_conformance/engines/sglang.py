@@ -85,7 +85,7 @@ class SglangEngine:
             version=version,
             digest=_digest(self._root, version),
             surfaces=frozenset({Surface.CAPTURER}),
-            capabilities=frozenset({"shared-columns"}),
+            capabilities=frozenset({"shared-columns", "device-tensors"}),
             element_types=(ElementType(dtype="int32", experts=None),),
             uncounted="pass-through",
             fill=0,
@@ -148,7 +148,8 @@ class SglangEngine:
             deepep=deployment is Deployment.DEEPEP,
             chunked_prefill_size=max(1, config.max_tokens // 4),
         )
-        return SglangRankEngine(torch, seat, config, rank, deployment, self._overlap)
+        device = getattr(comm, "device", "cpu")
+        return SglangRankEngine(torch, seat, config, rank, deployment, self._overlap, device)
 
 
 def _digest(root: Path, version: str) -> str:
@@ -183,12 +184,14 @@ class SglangRankEngine:
         rank: Rank,
         deployment: Deployment,
         overlap: bool,
+        device: str,
     ) -> None:
         """Build the engine's own class, as its model runner would; a decode batch is the largest step."""
         self._torch = torch
         self._rank = rank
         self._deployment = deployment
         self._overlap = overlap
+        self._device = device
         self._rows = 0
         self._forward: _Forward | None = None
         self._output: Any = None
@@ -201,7 +204,7 @@ class SglangRankEngine:
             model_config=StubObject("ModelConfig", hf_text_config=model),
             num_tokens=config.max_tokens * rank.topology.dp + 1,
             max_running_requests=config.max_tokens,
-            device="cpu",
+            device=device,
         )
 
     def begin_step(self, step: StepContext) -> None:
@@ -228,8 +231,8 @@ class SglangRankEngine:
 
     def _batch(self, rows: int, counts: list[int] | None) -> StubObject:
         """Give a batch whose tokens have the slots 1, 2, …; slot 0 takes what is padding."""
-        slots = self._torch.zeros(rows, dtype=self._torch.int64)
-        slots[: self._rows] = self._slots()
+        slots = self._torch.zeros(rows, dtype=self._torch.int64, device=self._device)
+        slots[: self._rows] = self._slots().to(self._device)
         return StubObject(
             "ForwardBatch", out_cache_loc=slots, out_cache_loc_virtual=None, global_num_tokens_cpu=counts
         )
@@ -238,8 +241,11 @@ class SglangRankEngine:
         return self._torch.arange(1, self._rows + 1)
 
     def capture(self, layer: int, ids: Array, microbatch: int = 0) -> None:  # noqa: ARG002
-        """Hand over the ids in the memory and with the strides that they have."""
-        self._capturer.capture(layer_id=layer, topk_indices=self._torch.from_numpy(writable(ids)))
+        """Hand over the ids with their strides; shards in int32, as routers make them."""
+        tensor = self._torch.from_numpy(writable(ids)).to(self._device)
+        if self._deployment is Deployment.DEEPEP:
+            tensor = tensor.to(self._torch.int32)
+        self._capturer.capture(layer_id=layer, topk_indices=tensor)
 
     def end_step(self) -> None:
         """Call what the model runner calls after a forward pass."""
@@ -271,7 +277,7 @@ class SglangRankEngine:
         if self._deployment is Deployment.DP_ATTENTION:
             return None
         rows = self._capturer.device_cache.buffer[..., : self._capturer.topk_size]
-        copy: np.ndarray[Any, Any] = rows.numpy().copy()
+        copy: np.ndarray[Any, Any] = rows.cpu().numpy().copy()
         return copy
 
     def close(self) -> None:
