@@ -151,6 +151,8 @@ class _SimulatedCommunicator:
 
     def _meet(self, op: Operation, rows: Any, dst: int) -> Any:  # noqa: ANN401
         _refuse_like_nccl(op, rows)
+        if self.group.faulty:
+            raise CollectiveFault("deadlock", "a collective of this group has failed before")
         member = self.group.members[self.rank]
         sent = rows.copy() if isinstance(rows, np.ndarray) else rows.clone()
         member.request = (op, sent, dst)
