@@ -284,6 +284,20 @@ def test_a_run_with_a_hanging_rank_is_cut_short_and_keeps_what_it_found(released
     assert (run.verdict, run.exit_code) == ("partial", 3)
 
 
+def test_a_rank_that_tries_again_for_ever_stops_the_world(released: threading.Event) -> None:
+    class Retries(PerLayerCapturer):
+        def gather(self, ids):
+            while self.comm.rank == 0 and not released.is_set():
+                try:
+                    return super().gather(ids)
+                except Exception:  # noqa: BLE001
+                    time.sleep(0.01)
+            return ids
+
+    with pytest.raises(WorldError, match="TP rank 0 computed"):
+        played(Retries)
+
+
 def test_a_rank_that_is_only_slow_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated, "HANG_SECONDS", 0.3)
 
