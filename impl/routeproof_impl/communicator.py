@@ -1,6 +1,6 @@
 """The TP group as the capturer sees it, and a torch process group in that form."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,15 @@ class Communicator(Protocol):
 
     def gather(self, rows: torch.Tensor, dst: int = 0) -> torch.Tensor | None:
         """Like `all_gather`, to rank `dst` alone; None elsewhere."""
+        ...
+
+
+@runtime_checkable
+class GathersInto(Protocol):
+    """A communicator that gathers into memory it is given; the capturer then allocates nothing for it."""
+
+    def gather_into(self, rows: torch.Tensor, out: torch.Tensor | None, dst: int = 0) -> None:
+        """Like `gather`, into `out` at rank `dst`; `out` may begin with `rows` itself."""
         ...
 
 
@@ -74,7 +83,7 @@ class TorchCommunicator:
         moved = _movable(rows)
         if self._size == 1:
             return rows
-        gathered = self._receive(moved)
+        gathered = moved.new_empty((self._size * moved.shape[0], *moved.shape[1:]))
         _ALL_GATHER(gathered, moved, group=self._group)
         return gathered.view(rows.dtype)
 
@@ -83,24 +92,31 @@ class TorchCommunicator:
 
         Where the backend has no gather it is an `all_gather` whose result the others drop.
         """
+        _movable(rows)
+        if self._size == 1 and dst == 0:
+            return rows
+        out = rows.new_empty((self._size * rows.shape[0], *rows.shape[1:])) if self._rank == dst else None
+        self.gather_into(rows, out, dst)
+        return out
+
+    def gather_into(self, rows: torch.Tensor, out: torch.Tensor | None, dst: int = 0) -> None:
+        """Like `gather`, into `out` [size * n, ...] at rank `dst`, which may begin with `rows` itself."""
         moved = _movable(rows)
         if not 0 <= dst < self._size:
             raise ValueError(f"rank {dst} is outside a group of {self._size}")
+        if self._rank == dst and out is None:
+            raise ValueError(f"rank {dst} gathers and needs somewhere to gather into")
+        into = _movable(out) if self._rank == dst and out is not None else None
         if self._size == 1:
-            return rows
-        if dist.get_backend(self._group) not in GATHERING:
-            gathered = self.all_gather(rows)
-            return gathered if self._rank == dst else None
-        if self._rank != dst:
-            dist.gather(moved, group=self._group, group_dst=dst)
-            return None
-        received = self._receive(moved)
-        dist.gather(moved, list(received.chunk(self._size)), group=self._group, group_dst=dst)
-        return received.view(rows.dtype)
-
-    def _receive(self, moved: torch.Tensor) -> torch.Tensor:
-        """Make room for the rows of all ranks."""
-        return moved.new_empty((self._size * moved.shape[0], *moved.shape[1:]))
+            if into is not None:
+                into.copy_(moved)
+        elif dist.get_backend(self._group) not in GATHERING:
+            gathered = self.all_gather(moved)
+            if into is not None:
+                into.copy_(gathered)
+        else:
+            parts = None if into is None else list(into.chunk(self._size))
+            dist.gather(moved, parts, group=self._group, group_dst=dst)
 
 
 def _movable(rows: torch.Tensor) -> torch.Tensor:

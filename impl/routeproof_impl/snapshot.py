@@ -1,11 +1,14 @@
-"""What a step publishes: rows in their own memory, and the marks of bad ids."""
+"""What a step publishes: rows on the host, in a ring of buffers, with what the device found about them."""
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NoReturn
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from routeproof_spec import ExpertIdError
+from routeproof_spec import CapacityError, ExpertIdError, StepError
+
+from routeproof_impl.packing import DIGEST, HEADER, HIGH, LOW
 
 _BYTE, _SHORT = 256, 65_536
 
@@ -17,74 +20,138 @@ def element_type(experts: int) -> torch.dtype:
     return torch.uint8 if experts <= _BYTE else torch.uint16
 
 
-class Snapshot:
-    """The rows of one step, [R, L, K], unchanged by later steps (SNP-01, SNP-03).
+class Slot:
+    """One host buffer of the ring: rows, and a header for each TP rank."""
 
-    Making one reads nothing on the host. Whether an id was outside [0, E) is found out on the
-    device and told to whoever reads the rows (IDS-02).
+    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, size: int, *, pinned: bool) -> None:
+        """Allocate [max_tokens, L, K] rows and `size` headers."""
+        self.rows = torch.empty(shape, dtype=dtype, pin_memory=pinned)
+        self.headers = torch.zeros((size, HEADER), dtype=torch.int32, pin_memory=pinned)
+
+
+class Lease:
+    """A slot in use. It goes back to the ring when the last array that shows its memory is gone."""
+
+    def __init__(self, slot: Slot, free: deque[Slot]) -> None:
+        """Take a slot that goes back to `free`."""
+        self.slot = slot
+        self._free = free
+
+    def __del__(self) -> None:
+        """Give the slot back."""
+        self._free.append(self.slot)
+
+
+class _Memory:
+    """Rows of a lease as numpy sees them; an array made of it keeps the lease."""
+
+    def __init__(self, lease: Lease, rows: int) -> None:
+        self.lease = lease
+        self.__array_interface__ = lease.slot.rows[:rows].numpy().__array_interface__
+
+
+class Ring:
+    """Host buffers for snapshots: reused when consumed, grown up to a limit, which is an error past it."""
+
+    def __init__(
+        self, shape: tuple[int, int, int], dtype: torch.dtype, size: int, limit: int, *, pinned: bool
+    ) -> None:
+        """Allocate two of at most `limit` slots (one, where that is the limit)."""
+        self._make = (shape, dtype, size)
+        self._pinned = pinned
+        self._limit = limit
+        self._made = 0
+        self._free: deque[Slot] = deque()
+        for _ in range(min(2, limit)):
+            self._grow()
+
+    def _grow(self) -> None:
+        self._free.append(Slot(*self._make, pinned=self._pinned))
+        self._made += 1
+
+    def take(self) -> Lease:
+        """Take a slot that nobody reads; raise CapacityError where all of them are in use."""
+        if not self._free:
+            if self._made >= self._limit:
+                raise CapacityError(
+                    f"{self._made} snapshots are in flight, the limit is {self._limit}: "
+                    "none of their arrays has been let go"
+                )
+            self._grow()
+        return Lease(self._free.popleft(), self._free)
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory of the slots made so far."""
+        shape, dtype, size = self._make
+        rows = shape[0] * shape[1] * shape[2] * dtype.itemsize
+        return self._made * (rows + size * HEADER * 4)
+
+
+class Snapshot:
+    """The rows of one step, [R, L, K] on the host, unchanged by later steps (SNP-01, SNP-03).
+
+    Making one waits for nothing. Reading it waits for the copy, and raises ExpertIdError if an
+    id was outside [0, E) (IDS-02), StepError if the TP ranks did not capture the same layers.
+    Its memory is used again once the snapshot and every array or tensor read from it are gone.
     """
 
-    def __init__(self, rows: torch.Tensor, wide: torch.Tensor, experts: int) -> None:
-        """Hold `rows`, and until they are read `wide`, the same with marks for bad ids."""
-        self._rows = rows
+    def __init__(
+        self,
+        lease: Lease | None,
+        shape: tuple[int, int, int],
+        experts: int,
+        ranks: Sequence[int],
+        copied: Any = None,  # noqa: ANN401 - a CUDA event, untyped
+    ) -> None:
+        """Hold a lease (None: no rows); `ranks` are the TP ranks whose headers the slot holds."""
+        self._lease = lease
+        self._shape = shape
+        self._dtype = element_type(experts)
         self._experts = experts
-        self._wide: torch.Tensor | None = wide if rows.numel() else None
-        self._extremes = torch.stack(torch.aminmax(wide)) if rows.numel() else None
+        self._ranks = tuple(ranks)
+        self._copied = copied
+        self._rows: np.ndarray[Any, Any] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Give (R, L, K), without a look at the ids."""
-        return tuple(self._rows.shape)
+        return self._shape
 
     @property
     def dtype(self) -> torch.dtype:
         """Element type: uint8 or uint16."""
-        return self._rows.dtype
+        return self._dtype
 
-    def tensor(self) -> torch.Tensor:
-        """Give the rows on the device; raise ExpertIdError if an id is out of range. Waits for the device."""
-        if self._wide is not None and self._extremes is not None:
-            low, high = self._extremes.tolist()
-            if low < 0 or high >= self._experts:
-                self._refuse(self._wide)
-            self._wide = self._extremes = None
-        return self._rows
+    def ready(self) -> bool:
+        """Say whether reading will not wait."""
+        return self._copied is None or bool(self._copied.query())
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Give the rows on the host; raise ExpertIdError if an id is out of range."""
-        host: np.ndarray[Any, Any] = self.tensor().cpu().numpy()
-        return host
+        """Give the rows, without a copy; raise ExpertIdError or StepError for rows that are not right."""
+        if self._rows is None:
+            self._rows = self._read()
+        return self._rows
 
-    def _refuse(self, wide: torch.Tensor) -> NoReturn:
-        bad = (wide < 0) | (wide >= self._experts)
-        row, layer, column = bad.nonzero()[0].tolist()
-        kind = "negative" if wide[row, layer, column] < 0 else "at least E"
-        raise ExpertIdError(f"token {row}, layer {layer}, column {column}: the expert id is {kind} (IDS-02)")
+    def tensor(self) -> torch.Tensor:
+        """Give the same memory as a tensor on the host."""
+        return torch.from_numpy(self.numpy())
 
-
-def take(
-    storage: torch.Tensor, spans: Sequence[tuple[int, int]], layers: Collection[int], experts: int
-) -> Snapshot:
-    """Copy the rows of `spans`, in that order, out of `storage` [max_tokens, L, K]; device work only.
-
-    Layers outside `layers` hold the fill 0 (BUF-08) and are not judged.
-    """
-    total = sum(stop - start for start, stop in spans)
-    with torch.inference_mode(mode=False):
-        wide = storage.new_zeros((total, *storage.shape[1:]))
-        at = 0
-        for start, stop in spans:
-            for low, high in _runs(sorted(layers)):
-                source = storage.narrow(0, start, stop - start).narrow(1, low, high - low)
-                wide.narrow(0, at, stop - start).narrow(1, low, high - low).copy_(source)
-            at += stop - start
-        return Snapshot(wide.to(element_type(experts)), wide, experts)
-
-
-def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Split ascending numbers into ranges [low, high) of neighbours."""
-    low = 0
-    for index, number in enumerate(numbers):
-        if index + 1 == len(numbers) or numbers[index + 1] != number + 1:
-            yield numbers[low], number + 1
-            low = index + 1
+    def _read(self) -> np.ndarray[Any, Any]:
+        if self._lease is None:
+            return torch.empty(self._shape, dtype=self._dtype).numpy()
+        if self._copied is not None:
+            self._copied.synchronize()
+        headers = self._lease.slot.headers.tolist()[: len(self._ranks)]
+        for rank, header in zip(self._ranks, headers, strict=True):
+            if header[DIGEST] != headers[0][DIGEST]:
+                raise StepError(
+                    f"TP rank {rank} did not capture the same layers as TP rank 0: the rows are not whole"
+                )
+        for rank, header in zip(self._ranks, headers, strict=True):
+            if header[LOW] < 0 or header[HIGH] >= self._experts:
+                raise ExpertIdError(
+                    f"TP rank {rank} captured an id out of range: its ids reach from {header[LOW]} to "
+                    f"{header[HIGH]}, expected [0, {self._experts}); wider ones show as -1 or E (IDS-02)"
+                )
+        return np.asarray(_Memory(self._lease, self._shape[0]))

@@ -13,7 +13,7 @@ from routeproof_conformance.engine import Engine
 from routeproof_conformance.engines import fetch, sglang
 from routeproof_conformance.engines.errors import EngineError
 from routeproof_conformance.engines.optimized import without_assertions
-from routeproof_conformance.engines.own import ReferenceEngine, RouteproofEngine
+from routeproof_conformance.engines.own import PerLayerEngine, ReferenceEngine, RouteproofEngine
 from routeproof_conformance.engines.sglang import SglangEngine
 from routeproof_conformance.engines.vllm import FILE, PACKAGE, PUBLISHED, VllmEngine
 
@@ -21,6 +21,7 @@ __all__ = ["BUILT_IN", "PUBLISHED_ENGINES", "EngineError", "Loaded", "fetch_engi
 
 BUILT_IN = {
     "routeproof": "this project's capturer, in torch",
+    "routeproof-per-layer": "the same, gathering at each layer's call",
     "reference": "the executable spec as a capturer, in numpy",
     "vllm": "the capturer of the vLLM installed here",
     **{f"vllm=={version}": "the capturer file of the published wheel" for version in PUBLISHED},
@@ -32,6 +33,12 @@ BUILT_IN = {
 
 PUBLISHED_ENGINES: dict[str, tuple[str, ...]] = {PACKAGE: (FILE,), sglang.PACKAGE: sglang.FETCHED}
 """Engines of which `engines fetch` knows the files."""
+
+_OWN: dict[str, Callable[[], Engine]] = {
+    "routeproof": RouteproofEngine,
+    "routeproof-per-layer": PerLayerEngine,
+    "reference": ReferenceEngine,
+}
 
 
 def fetch_engine(name: str) -> fetch.FetchedFiles:
@@ -63,8 +70,8 @@ class Loaded:
 def load(name: str) -> Loaded:
     """Make the engine of a name; raise EngineError with one clear message if that fails."""
     package, _, version = name.partition("==")
-    if name in ("routeproof", "reference"):
-        return _reimported(name, RouteproofEngine if name == "routeproof" else ReferenceEngine)
+    if name in _OWN:
+        return _reimported(name, _OWN[name])
     if package == PACKAGE:
         made = VllmEngine.published(version) if version else VllmEngine.installed()
         return Loaded(name, made, made.without_assertions())

@@ -80,7 +80,10 @@ class _Reference:
 
 
 class RouteproofEngine:
-    """The capturer in torch, on the device of the world."""
+    """The capturer in torch, on the device of the world: one gather a step."""
+
+    name = "routeproof"
+    mode = "deferred"
 
     def __init__(self) -> None:
         """Import the capturer as it is importable now; raise EngineError without torch."""
@@ -88,15 +91,22 @@ class RouteproofEngine:
             self._torch = importlib.import_module("torch")
         except ImportError as error:
             raise EngineError(
-                f"engine routeproof needs torch (`pip install 'routeproof[torch]'`): {error}"
+                f"engine {self.name} needs torch (`pip install 'routeproof[torch]'`): {error}"
             ) from error
-        self.profile = _profile("routeproof", "routeproof_impl", "device-tensors")
+        self.profile = _profile(self.name, "routeproof_impl", "device-tensors")
         self._make = importlib.import_module("routeproof_impl").RoutedExpertsCapturer
 
     def create(self, config: CaptureConfig, rank: Rank, comm: Communicator) -> RankEngine:
         """Make the capturer of one rank."""
         device = getattr(comm, "device", "cpu")
-        return _Routeproof(self._torch, self._make(config, rank, comm, device), device)
+        return _Routeproof(self._torch, self._make(config, rank, comm, device, mode=self.mode), device)
+
+
+class PerLayerEngine(RouteproofEngine):
+    """The same capturer, gathering at each layer's call."""
+
+    name = "routeproof-per-layer"
+    mode = "per-layer"
 
 
 class _Routeproof:
@@ -118,7 +128,7 @@ class _Routeproof:
         self.capturer.end_step()
 
     def published(self) -> NDArray[Any] | None:
-        """Read the snapshot."""
+        """Read the snapshot, in the memory that it has."""
         snapshot = self.capturer.snapshot()
         if snapshot is None:
             return None
@@ -126,7 +136,7 @@ class _Routeproof:
         return rows
 
     def buffer(self) -> NDArray[np.integer]:
-        """Copy the storage."""
+        """Copy the storage: at the publisher it is in own-row order, and only there need it be."""
         copy: NDArray[np.integer] = self.capturer.buffer.cpu().numpy().copy()
         return copy
 
