@@ -155,6 +155,11 @@ def malformed_groups() -> Iterator[Case]:
             yield accepted(
                 f"LAY-02/{what}-sizes-unread", topology, steps, at={"T": counts, "sizes": malformed}
             )
+    both = Topology(tp=2, dp=2)
+    for counts, malformed in (((5, 3), (4, 4, -2, 2)), ((1, 2), (1, 1, 1))):
+        total = step(both, counts, Layout.CROSS_DP, shard_sizes=malformed)
+        at = {"T": counts, "sizes": malformed}
+        yield accepted("LAY-06/total-before-sizes", both, (filling(both), total), ("LAY-04",), at=at)
 
 
 def uncounted() -> Iterator[Case]:
