@@ -32,7 +32,8 @@ types: $(READY)
 
 # The files of published engines that some tests drive, into the user's cache.
 fetch: $(READY)
-	for version in 0.31.0 0.32.0 0.33.0; do $(BIN)/routeproof engines fetch vllm==$$version || exit; done
+	for engine in vllm==0.28.0 vllm==0.30.0 vllm==0.31.0 vllm==0.32.0 vllm==0.33.0 sglang==0.5.23; do \
+		$(BIN)/routeproof engines fetch $$engine || exit; done
 
 wheel: $(READY)
 	rm -rf dist

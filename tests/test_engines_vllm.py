@@ -7,11 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from routeproof_conformance.cases import select
+from routeproof_conformance.engines import load
 from routeproof_conformance.engines import vllm as adapter
 from routeproof_conformance.engines.errors import EngineError
 from routeproof_conformance.engines.stubs import StubObject
 from routeproof_conformance.engines.vllm import PUBLISHED, VllmEngine
-from routeproof_spec import CaptureConfig, Microbatch, Rank, StepContext, Topology
+from routeproof_conformance.runner import Runner
+from routeproof_conformance.worlds.simulated import SimulatedWorld
+from routeproof_spec import CaptureConfig, Level, Microbatch, Rank, StepContext, Topology, Verdict
 
 CONFIG = CaptureConfig(max_tokens=16, layers=1, top_k=2, experts=8)
 STALE = np.full((16, 2), 5, np.int32)
@@ -330,3 +334,28 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(EngineError, match="not installed here"):
         VllmEngine.installed()
+
+
+ALWAYS = {"BUF-09", "COL-05", "IDS-02", "LAY-08", "SNP-02"}
+UNTIL_32 = ALWAYS | {"BUF-01", "BUF-05", "COL-06", "GAT-03", "LAY-01", "LAY-02", "LAY-07"}
+FAILING = {
+    "0.28.0": UNTIL_32 | {"BUF-03"},
+    "0.30.0": UNTIL_32 | {"BUF-03"},
+    "0.31.0": UNTIL_32,
+    "0.32.0": UNTIL_32,
+    "0.33.0": ALWAYS | {"BUF-04"},
+}
+"""MUST rules that fail; the scripts in docs/findings show each without the adapter."""
+
+
+@published
+@versions
+def test_verdicts(vllm_file: Find, version: str) -> None:
+    vllm_file(version)
+    runner = Runner(load(f"vllm=={version}"), SimulatedWorld())
+    chosen = tuple(Topology.parse(name) for name in ("tp2", "dp2", "tp2dp2"))
+    findings = [item for case in select(topologies=chosen) for item in runner.run(case)]
+    findings += [item for case in select(case="SNP-02/*") for item in runner.run(case)]
+    assert [item for item in findings if item.verdict is Verdict.ERROR] == []
+    failed = {item.rule for item in findings if item.verdict is Verdict.FAILED and item.level is Level.MUST}
+    assert failed == FAILING[version]
