@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from routeproof_conformance.cases import select
-from routeproof_conformance.engines import load, sglang
+from routeproof_conformance.engines import Loaded, load, sglang
 from routeproof_conformance.engines.errors import EngineError
 from routeproof_conformance.engines.fetch import cached, fetch_command
+from routeproof_conformance.engines.own import ReferenceEngine
 from routeproof_conformance.engines.sglang import PUBLISHED, SglangEngine
 from routeproof_conformance.engines.sglang_source import DP_ATTENTION, FILES
 from routeproof_conformance.engines.stubs import StubObject
@@ -312,3 +313,46 @@ def test_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_published_versions_are_supported() -> None:
     assert PUBLISHED == (VERSION,)
+
+
+class Started:
+    """The reference, started for what the configuration names; keeps what it was given."""
+
+    def __init__(self) -> None:
+        inner = ReferenceEngine()
+        deployments = (frozenset({Layout.FULL, Layout.UNCOUNTED}), frozenset({Layout.CROSS_DP}))
+        self.profile = inner.profile.model_copy(update={"deployments": deployments})
+        self.inner, self.layouts = inner, []
+
+    def create(self, config, rank, comm):
+        self.layouts.append(config.layouts)
+        return self.inner.create(config, rank, comm)
+
+
+def verdicts(engine: Started, case: str) -> set[Verdict]:
+    runner = Runner(Loaded("started", engine, None), SimulatedWorld())
+    (found,) = select(case=case)
+    return {item.verdict for item in runner.run(found)}
+
+
+def test_an_engine_is_started_for_the_layouts_of_a_case() -> None:
+    engine = Started()
+    assert verdicts(engine, "LAY-02/full[tp=1,dp=2,T=5+3,padded=0]") == {Verdict.PASSED}
+    assert engine.layouts == [frozenset({Layout.FULL})] * 2
+    assert verdicts(engine, "LAY-09/uncounted[tp=1,dp=1,n=4]") == {Verdict.PASSED}
+    assert verdicts(engine, "LAY-02/throughout[tp=1,dp=2,T=5+3,padded=1,emitted=CROSS_DP]") == {
+        Verdict.PASSED
+    }
+    assert engine.layouts[-1] == frozenset({Layout.CROSS_DP})
+    engine.layouts.clear()
+    assert verdicts(engine, "LAY-02/cross-dp[tp=1,dp=2,T=5+3,padded=0]") == {Verdict.UNSUPPORTED}
+    assert verdicts(engine, "LAY-06/ambiguous[tp=2,dp=2,T=1+1]") == {Verdict.UNSUPPORTED}
+    assert engine.layouts == []
+
+
+def test_a_twin_runs_in_the_deployment_of_its_case() -> None:
+    engine = Started()
+    case = "BUF-03/throughout[tp=1,dp=2,T=5+3,layer=-1,emitted=CROSS_DP]"
+    assert verdicts(engine, case) == {Verdict.PASSED, Verdict.SKIPPED}
+    assert set(engine.layouts) == {frozenset({Layout.CROSS_DP})}
+    assert len(engine.layouts) == 4
