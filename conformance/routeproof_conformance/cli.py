@@ -14,6 +14,7 @@ from rich.progress import Progress
 from routeproof_spec import SPEC_VERSION, Case, Finding, Topology
 from routeproof_spec.rules import RULES, find
 
+from routeproof_conformance.bench_command import bench
 from routeproof_conformance.campaign import Plan, run_worlds
 from routeproof_conformance.cases import all_cases, select
 from routeproof_conformance.cases.coverage import coverage
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 engines_app = typer.Typer(no_args_is_help=True, help="Files of published engines.")
 app.add_typer(engines_app, name="engines")
+app.command()(bench)
 
 PLAIN_EVERY = 500
 """Cases between two lines of progress where there is no terminal."""
