@@ -146,32 +146,36 @@ class RoutedExpertsCapturer:
                 return
         self._capture_new(layer, ids, microbatch)
 
-    def end_step(self) -> None:
+    def end_step(self, *, real: int | None = None) -> None:
         """Close the step and, at the publisher, take its snapshot; every rank calls it.
 
         One gather to the publisher where a layer's shards wait for it, else no collective.
+        `real`: R of this DP rank, from an engine that learns it only now; the same on every TP rank.
 
-        Raise StepError if no step is open, if one of its calls was rejected, or if a layer was
-        captured for some of the microbatches only; LayoutError if, without counts, a layer got
-        fewer rows than are to be published. Nothing is published then, and no collective issued.
+        Raise ValueError for an R that does not fit the counts, or beside microbatches; StepError
+        if no step is open, if one of its calls was rejected, or if a layer was captured for some
+        of the microbatches only; LayoutError if, without counts, a layer got fewer rows than are
+        to be published. Nothing is published then, and no collective issued.
         CapacityError at the publisher if too many snapshots are in flight, after the collective,
         in which the other ranks wait for it. A step in which nothing was captured publishes the
         fill.
         """
         storage = self._open_storage()
         step = self._close_step("end_step")
-        step.check_whole(self._rank)
-        publisher, blocks = self._publisher, step.blocks(self._rank)
+        if real is not None:
+            step.settle(real, self._rank, storage.shape[0])
+        summary = step.whole(self._rank)
+        publisher, blocks = self._publisher, step.blocks(self._rank, summary)
         if blocks or (publisher is not None and step.context.real[self._rank.dp] > 0):
-            self._blank(storage, step)
+            self._blank(storage, summary.layers)
         if publisher is not None:
             publisher.before_reuse()
-        digest = step.digest()
+        digest = summary.digest_on(storage.device)
         received = self._packer.gather(storage, blocks, digest) if blocks else None
         if publisher is None:
             return
-        if received is not None and step.mixed:
-            layers = [step.waiting_layers(block.part) for block in blocks]
+        if received is not None and summary.mixed:
+            layers = [summary.waiting_layers(block.part) for block in blocks]
             self._packer.restore(storage, received, layers)
             received = None
         self._received = received
@@ -185,7 +189,7 @@ class RoutedExpertsCapturer:
         """
         self._open_storage()
         step = self._close_step("end_recording")
-        step.check_whole(self._rank)
+        step.whole(self._rank)
         step.descriptor.recorded = dict(step.captured)
 
     def snapshot(self) -> Snapshot | None:
@@ -239,7 +243,7 @@ class RoutedExpertsCapturer:
         return step
 
     def _drop(self, step: OpenStep) -> None:
-        self._written.update(layer for layer, _ in step.captured)
+        self._written.update([layer for layer, _ in step.captured])
         self._step, self._snapshot = None, None
 
     def _opened(self, step: StepContext, *, replayed: bool) -> OpenStep:
@@ -256,9 +260,9 @@ class RoutedExpertsCapturer:
             raise StepError(f"no graph was recorded with counts {step.counts}, and the same shards")
         return OpenStep(step, descriptor, dict(descriptor.recorded or {}) if replayed else {})
 
-    def _blank(self, storage: torch.Tensor, step: OpenStep) -> None:
+    def _blank(self, storage: torch.Tensor, captured: frozenset[int]) -> None:
         """Fill layers that hold rows of an earlier step and were not captured in this one (BUF-08)."""
-        stale = self._written.difference(layer for layer, _ in step.captured)
+        stale = self._written - captured
         for layer in stale:
             storage.select(1, layer).zero_()
         self._written -= stale

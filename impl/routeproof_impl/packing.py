@@ -17,7 +17,7 @@ HEADER: Final = 4
 LOW: Final = 0
 HIGH: Final = 1
 DIGEST: Final = 2
-"""The header, in int32: lowest and highest id of the real rows, digest of the captured layers, 0."""
+"""The header, in int32: lowest and highest id of the real rows, digest of the captured layers (twice)."""
 
 _HEADER_BYTES: Final = 4 * HEADER
 
@@ -87,7 +87,9 @@ class Packer:
         """Device memory in use."""
         return self._bytes.numel()
 
-    def gather(self, storage: torch.Tensor, blocks: tuple[Block, ...], digest: int) -> Received | None:
+    def gather(
+        self, storage: torch.Tensor, blocks: tuple[Block, ...], digest: torch.Tensor
+    ) -> Received | None:
         """Send the shards of all layers to TP rank 0, in one collective; None on other ranks.
 
         Every rank of the group calls it with the same blocks. Raise RuntimeError where the
@@ -120,7 +122,7 @@ class Packer:
         self,
         storage: torch.Tensor,
         spans: Sequence[tuple[int, int]],
-        digest: int,
+        digest: torch.Tensor,
         into: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Narrow whole rows [start, stop) of the storage, one span after the other.
@@ -175,21 +177,19 @@ class Packer:
         return self._bytes[:size]
 
 
-def note(storage: torch.Tensor, spans: Sequence[tuple[int, int]], digest: int, header: torch.Tensor) -> None:
+def note(
+    storage: torch.Tensor, spans: Sequence[tuple[int, int]], digest: torch.Tensor, header: torch.Tensor
+) -> None:
     """Write the header of the rows in these spans: device work only, no value is read."""
-    header.zero_()
-    header[DIGEST].fill_(digest)
-    found = [
-        torch.stack(torch.aminmax(storage.narrow(0, start, stop - start)))
-        for start, stop in spans
-        if stop > start
-    ]
-    if len(found) == 1:
-        header[: HIGH + 1].copy_(found[0])
-    elif found:
-        every = torch.stack(found)
-        header[LOW].copy_(every[:, LOW].amin())
-        header[HIGH].copy_(every[:, HIGH].amax())
+    found = [torch.aminmax(storage.narrow(0, start, stop - start)) for start, stop in spans if stop > start]
+    if not found:
+        header.zero_()
+        header[DIGEST].copy_(digest)
+        return
+    low, high = found[0]
+    for lower, higher in found[1:]:
+        low, high = torch.minimum(low, lower), torch.maximum(high, higher)
+    torch.stack((low, high, digest, digest), out=header)
 
 
 def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+from zlib import crc32
 
 import torch
 from routeproof_spec import CaptureConfig, Layout, LayoutError, Rank, StepContext
@@ -44,6 +45,40 @@ Captured = dict[tuple[int, int], Call]
 """Calls of a step by (layer, microbatch)."""
 
 
+class Summary:
+    """What follows from the calls of a step, all of them; kept for the next step with the same calls."""
+
+    __slots__ = ("_digest_on_device", "captured", "digest", "layers", "least", "mixed", "waiting")
+
+    def __init__(self, captured: Captured, parts: int) -> None:
+        """Sum up `captured`, of a step with so many (micro)batches."""
+        self.captured = captured
+        self.layers = frozenset(layer for layer, _ in captured)
+        self.waiting = {part: call for (_, part), call in captured.items() if call.deferred}
+        """By number: the (micro)batches with layers whose shards wait for the gather."""
+        self.mixed = any(call.rows and not call.deferred for call in captured.values())
+        """Whether some calls handed over whole rows."""
+        self.least = min((call.plan.length for call in captured.values()), default=None)
+        """Fewest own rows of a call."""
+        marks = bytearray(parts * (1 + max(self.layers, default=0)))
+        for (layer, part), call in captured.items():
+            marks[layer * parts + part] = 1 + call.deferred
+        self.digest = crc32(marks) & 0x7FFF_FFFF
+        """Which layers were captured and which of them wait: alike on all ranks of the group."""
+        self._digest_on_device: torch.Tensor | None = None
+
+    def digest_on(self, device: torch.device) -> torch.Tensor:
+        """Give the digest on a device, without a copy from the host."""
+        if self._digest_on_device is None:
+            with torch.inference_mode(mode=False):
+                self._digest_on_device = torch.full((), self.digest, dtype=torch.int32, device=device)
+        return self._digest_on_device
+
+    def waiting_layers(self, part: int) -> list[int]:
+        """List the layers of a (micro)batch that handed over shards."""
+        return sorted(layer for (layer, at), call in self.captured.items() if at == part and call.deferred)
+
+
 @dataclass(slots=True, eq=False)
 class Descriptor:
     """What follows from a step's counts, shard sizes, offsets and declaration; its real rows aside."""
@@ -55,6 +90,14 @@ class Descriptor:
     calls: Calls = field(default_factory=dict)
     recorded: Captured | None = None
     """What a recorded graph does when it is replayed."""
+    summary: Summary | None = None
+    """Of the last step."""
+
+    def summed_up(self, captured: Captured) -> Summary:
+        """Sum up the calls of a step; found again if they are those of the last one."""
+        if self.summary is None or self.summary.captured != captured:
+            self.summary = Summary(captured, len(self.parts))
+        return self.summary
 
 
 class Plans:

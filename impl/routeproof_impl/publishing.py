@@ -33,7 +33,7 @@ class Publisher:
         self._copier.before_reuse()
 
     def publish(
-        self, storage: torch.Tensor, step: OpenStep, received: Received | None, digest: int
+        self, storage: torch.Tensor, step: OpenStep, received: Received | None, digest: torch.Tensor
     ) -> Snapshot:
         """Copy the real rows to the host, out of what was gathered or, where that is None, the storage.
 
