@@ -13,6 +13,8 @@ from routeproof_conformance.worlds.simulated import SimulatedWorld
 from routeproof_spec import Finding, Level, Topology, Verdict
 from routeproof_spec.rules import RULES
 
+from tests.test_contexts import FAULTS as CONTEXT_FAULTS
+
 SMALL = tuple(Topology.parse(text) for text in ("tp1", "tp2", "tp4", "dp2", "tp2dp2"))
 
 SHARDS, GROUPS, WIDTH = "LAY-03/shards[tp=2,*", "LAY-04/gathered-shards[tp=2,*", "BUF-09/width*"
@@ -107,7 +109,7 @@ def test_a_fault_is_caught_by_the_rules_that_name_it(name: str, pattern: str) ->
 def test_every_must_that_has_cases_is_seen_to_fail() -> None:
     """What no fault can make fail is not tested."""
     must = {rule.id for rule in RULES.values() if rule.level is Level.MUST and coverage(rule.id).cases}
-    caught = {rule for rules in FAULTS.values() for rule in rules.split()}
+    caught = {rule for rules in (*FAULTS.values(), *CONTEXT_FAULTS.values()) for rule in rules.split()}
     assert len(must) > 20
     assert must <= caught, f"no fault is caught by {sorted(must - caught)}"
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from routeproof_spec import Case, Finding, Topology, Verdict
+from routeproof_spec import AnyCase, Case, Finding, Topology, Verdict
 from routeproof_spec.rules import RULES
 
 from routeproof_conformance.parallel import collect, preflight, run_simulated
@@ -20,7 +20,7 @@ REAL_TOPOLOGIES = tuple(Topology.parse(name) for name in ("tp2", "tp4", "tp2dp2"
 class Plan:
     """What is to be run, and how."""
 
-    cases: tuple[Case, ...]
+    cases: tuple[AnyCase, ...]
     worlds: tuple[str, ...] = ("simulated",)
     named_topologies: bool = False
     """Whether the topologies were asked for by name; else real ranks run a few."""
@@ -28,14 +28,19 @@ class Plan:
     debug_rank: int | None = None
     timeout: float = TIMEOUT_SECONDS
 
-    def cases_of(self, world: str) -> tuple[Case, ...]:
-        """Give the cases of a world."""
-        if world == "simulated":
-            return self.cases
+    def cases_of(self, world: str) -> tuple[AnyCase, ...]:
+        """Give the cases of a world; a scenario has no ranks that run, so it is asked once, simulated."""
+        return self.cases if world == "simulated" else self.real_cases
+
+    @property
+    def real_cases(self) -> tuple[Case, ...]:
+        """The cases that real ranks run."""
         return tuple(
             case
             for case in self.cases
-            if case.device == "cpu" and (self.named_topologies or case.topology in REAL_TOPOLOGIES)
+            if isinstance(case, Case)
+            and case.device == "cpu"
+            and (self.named_topologies or case.topology in REAL_TOPOLOGIES)
         )
 
     @property
@@ -44,7 +49,7 @@ class Plan:
         return sum(len(self.cases_of(world)) for world in self.worlds)
 
 
-def run_worlds(run: Run, plan: Plan) -> Iterator[tuple[Case, list[Finding]]]:
+def run_worlds(run: Run, plan: Plan) -> Iterator[tuple[AnyCase, list[Finding]]]:
     """Run a plan and add the findings to `run`, giving each case as it comes.
 
     Real ranks are forked first, before this process has threads or torch has computed. A
@@ -63,18 +68,17 @@ def run_worlds(run: Run, plan: Plan) -> Iterator[tuple[Case, list[Finding]]]:
             )
         preflight(run.engine)
         for name in plan.worlds:
-            cases = plan.cases_of(name)
             if name == "simulated":
-                yield from run_simulated(run, cases, plan.jobs, plan.debug_rank)
+                yield from run_simulated(run, plan.cases, plan.jobs, plan.debug_rank)
             elif name in worlds:
-                yield from _run_real(run, cases, name, worlds[name])
+                yield from _run_real(run, plan.real_cases, name, worlds[name])
             if run.cut_short:
                 return
 
 
 def _run_real(
     run: Run, cases: tuple[Case, ...], name: str, world: ProcessWorld | str
-) -> Iterator[tuple[Case, list[Finding]]]:
+) -> Iterator[tuple[AnyCase, list[Finding]]]:
     if isinstance(world, str):
         run.notes.append(f"{name}: not run: {world}")
         for case in cases:

@@ -11,13 +11,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from routeproof_spec import SPEC_VERSION, Case, Finding, Topology
+from routeproof_spec import SPEC_VERSION, AnyCase, Finding, Scenario, Topology
 from routeproof_spec.rules import RULES, find
 
 from routeproof_conformance.bench_command import bench
 from routeproof_conformance.campaign import Plan, run_worlds
 from routeproof_conformance.cases import all_cases, select
 from routeproof_conformance.cases.coverage import coverage
+from routeproof_conformance.contexts.scenarios import all_scenarios, select_scenarios
 from routeproof_conformance.engines import BUILT_IN, EngineError, fetch_engine, load
 from routeproof_conformance.parallel import cores
 from routeproof_conformance.report.document import document
@@ -79,15 +80,17 @@ def _topologies(text: str | None) -> tuple[Topology, ...] | None:
         raise fail(f"--topology: {error}") from error
 
 
-def _selected(case: str | None, rule: str | None, topology: str | None) -> tuple[Case, ...]:
+def _selected(case: str | None, rule: str | None, topology: str | None) -> tuple[AnyCase, ...]:
     """Give the cases asked for; exit if there are none."""
     if rule is not None and not find(rule):
         raise fail(f"--rule {rule}: no such rule; `routeproof list rules` lists them")
-    chosen = tuple(select(case, rule, _topologies(topology)))
+    wanted = case, rule, _topologies(topology)
+    chosen: tuple[AnyCase, ...] = (*select(*wanted), *select_scenarios(*wanted))
     if not chosen:
         asked = {"--case": case, "--rule": rule, "--topology": topology}
         given = " ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
-        near = get_close_matches(case or "", [item.id for item in all_cases()], 1)
+        known = [*(item.id for item in all_cases()), *(item.id for item in all_scenarios())]
+        near = get_close_matches(case or "", known, 1)
         hint = f"; is it {near[0]}?" if near else "; `routeproof list cases` lists them"
         raise fail(f"no case matches {given}{hint}")
     return chosen
@@ -153,11 +156,13 @@ def run(
     raise typer.Exit(code)
 
 
-def _check_debug(chosen: tuple[Case, ...], debug_rank: int | None) -> None:
+def _check_debug(chosen: tuple[AnyCase, ...], debug_rank: int | None) -> None:
     if debug_rank is None:
         return
     if len(chosen) > 1:
         raise fail(f"--debug-rank needs one case, {len(chosen)} match: name one with --case")
+    if isinstance(chosen[0], Scenario):
+        raise fail(f"--debug-rank: {chosen[0].id} asks a {chosen[0].surface}, no rank runs")
     if debug_rank >= chosen[0].topology.size:
         raise fail(
             f"--debug-rank {debug_rank}: {chosen[0].topology} has ranks 0 to {chosen[0].topology.size - 1}"
@@ -165,8 +170,8 @@ def _check_debug(chosen: tuple[Case, ...], debug_rank: int | None) -> None:
 
 
 def _with_progress(
-    results: Iterator[tuple[Case, list[Finding]]], total: int, *, quiet: bool
-) -> Iterator[tuple[Case, list[Finding]]]:
+    results: Iterator[tuple[AnyCase, list[Finding]]], total: int, *, quiet: bool
+) -> Iterator[tuple[AnyCase, list[Finding]]]:
     """Show a bar on a terminal, lines elsewhere, on stderr."""
     err = Console(stderr=True)
     if quiet:

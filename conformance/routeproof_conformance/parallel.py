@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Any
 
-from routeproof_spec import Case, Finding, Rank, Topology, Verdict
+from routeproof_spec import AnyCase, Finding, Rank, Topology, Verdict
 from routeproof_spec.rules import RULES
 
 from routeproof_conformance.cases.build import config, filling
@@ -24,7 +24,7 @@ from routeproof_conformance.worlds.simulated import SimulatedWorld
 CHUNK = 16
 """Cases that a process takes at a time: neighbours share steps."""
 
-_worker: tuple[Runner, tuple[Case, ...]] | None = None
+_worker: tuple[Runner, tuple[AnyCase, ...]] | None = None
 """What this worker process runs."""
 
 _Packed = tuple[str, str, str]
@@ -75,8 +75,8 @@ def preflight(engine: Loaded) -> None:
 
 
 def run_simulated(
-    run: Run, cases: tuple[Case, ...], jobs: int, debug_rank: int | None = None
-) -> Iterator[tuple[Case, list[Finding]]]:
+    run: Run, cases: tuple[AnyCase, ...], jobs: int, debug_rank: int | None = None
+) -> Iterator[tuple[AnyCase, list[Finding]]]:
     """Run cases on simulated ranks and add their findings to `run`, giving each as it comes."""
     if debug_rank is not None or jobs == 1 or sys.platform != "linux":
         runner = Runner(run.engine, SimulatedWorld(debug_rank))
@@ -89,8 +89,8 @@ def run_simulated(
 
 
 def collect(
-    run: Run, cases: tuple[Case, ...], results: Iterator[list[Finding]]
-) -> Iterator[tuple[Case, list[Finding]]]:
+    run: Run, cases: tuple[AnyCase, ...], results: Iterator[list[Finding]]
+) -> Iterator[tuple[AnyCase, list[Finding]]]:
     """Add the findings of each case to `run` as they come.
 
     A world that breaks, a worker that dies and Ctrl-C cut the run short: `run` says why, and
@@ -111,7 +111,7 @@ def collect(
 
 
 @contextmanager
-def _pool(engine: Loaded, cases: tuple[Case, ...], jobs: int) -> Iterator[ProcessPoolExecutor]:
+def _pool(engine: Loaded, cases: tuple[AnyCase, ...], jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Fork the workers, before this process has any thread or has made torch compute."""
     fork = get_context("fork")
     gc.freeze()
@@ -125,7 +125,7 @@ def _pool(engine: Loaded, cases: tuple[Case, ...], jobs: int) -> Iterator[Proces
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _start_worker(engine: Loaded, cases: tuple[Case, ...], started: Any) -> None:  # noqa: ANN401
+def _start_worker(engine: Loaded, cases: tuple[AnyCase, ...], started: Any) -> None:  # noqa: ANN401
     """Make a runner on a core of its own; Ctrl-C is the parent's to handle."""
     global _worker  # noqa: PLW0603 - a process pool has no other place for it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -148,7 +148,7 @@ def _run_case(index: int) -> list[_Packed]:
     return [(item.rule, item.verdict.value, item.message) for item in runner.run(cases[index])]
 
 
-def _unpacked(case: Case, packed: list[_Packed]) -> list[Finding]:
+def _unpacked(case: AnyCase, packed: list[_Packed]) -> list[Finding]:
     return [
         Finding(
             case=case.id,

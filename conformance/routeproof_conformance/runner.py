@@ -4,9 +4,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from routeproof_reference import expected, producers
-from routeproof_spec import Case, Finding, Layout, Level, Verdict
+from routeproof_spec import AnyCase, Case, Finding, Layout, Level, Scenario, Verdict
 from routeproof_spec.rules import RULES
 
+from routeproof_conformance.contexts.run import run_scenario
 from routeproof_conformance.engine import Engine
 from routeproof_conformance.engines import Loaded
 from routeproof_conformance.judge import View, finding, judge, rejections
@@ -79,8 +80,10 @@ class Runner:
         self.world = world
         self._twins: dict[str, Finding] = {}
 
-    def run(self, case: Case) -> list[Finding]:
+    def run(self, case: AnyCase) -> list[Finding]:
         """Give one finding per rule of the case."""
+        if isinstance(case, Scenario):
+            return run_scenario(self.engine.engine, self.engine.profile, case, self.world.name)
         refused = self._out_of_scope(case)
         rules = tuple(rule for rule in case.rules if rule not in refused)
         found = [self._unsupported(case, rule, refused[rule]) for rule in case.rules if rule in refused]

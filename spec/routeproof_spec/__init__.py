@@ -16,7 +16,7 @@ from routeproof_spec.errors import (
 from routeproof_spec.layout import PRECEDENCE, Layout, default_layouts
 from routeproof_spec.observation import ArrayData, Collective, Failure, Observation, StepObservation
 from routeproof_spec.rule import CORE_RULES, Level, Rule, Surface
-from routeproof_spec.scenario import Batch, Path, Routing, Scenario
+from routeproof_spec.scenario import AnyCase, Batch, Path, Routing, Scenario
 from routeproof_spec.step import Microbatch, StepContext
 from routeproof_spec.topology import Rank, Topology
 from routeproof_spec.verdict import ElementType, EngineProfile, Finding, Verdict
@@ -27,6 +27,7 @@ __all__ = [
     "CORE_RULES",
     "PRECEDENCE",
     "SPEC_VERSION",
+    "AnyCase",
     "ArrayData",
     "Batch",
     "Call",

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints, model_validator
 
 from routeproof_spec.base import Model
-from routeproof_spec.case import CASE_ID, RuleId
+from routeproof_spec.case import CASE_ID, Case, RuleId
 from routeproof_spec.layout import Layout
 from routeproof_spec.rule import Surface
 from routeproof_spec.step import Counts
@@ -133,3 +133,7 @@ class Scenario(Model):
     def surface(self) -> Surface:
         """Where it is asked."""
         return Surface.CONTEXT_BUILDER if isinstance(self.given, Batch) else Surface.ROUTER
+
+
+AnyCase = Case | Scenario
+"""What a run consists of: both have an id, rules, a topology and a source, and give findings."""

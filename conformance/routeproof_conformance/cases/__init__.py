@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import cache
 
-from routeproof_spec import Case, Topology
+from routeproof_spec import AnyCase, Case, Topology
 
 from routeproof_conformance.cases import capture, deployments, layouts, reported
 from routeproof_conformance.judge import PREDICATES
@@ -37,14 +37,18 @@ def select(
         topologies: the topologies wanted; None: all.
 
     """
-    for item in all_cases():
-        if topologies is not None and item.topology not in topologies:
-            continue
-        if case is not None and not _like(item.id, case):
-            continue
-        if rule is not None and not any(_like(listed, rule) or listed[:3] == rule for listed in item.rules):
-            continue
-        yield item
+    return (item for item in all_cases() if matches(item, case, rule, topologies))
+
+
+def matches(
+    item: AnyCase, case: str | None, rule: str | None, topologies: tuple[Topology, ...] | None
+) -> bool:
+    """Whether a case, or a scenario, is among those that `select` is asked for."""
+    return (
+        (topologies is None or item.topology in topologies)
+        and (case is None or _like(item.id, case))
+        and (rule is None or any(_like(listed, rule) or listed[:3] == rule for listed in item.rules))
+    )
 
 
 def _like(text: str, pattern: str) -> bool:

@@ -2,7 +2,10 @@
 
 from typing import NamedTuple
 
+from routeproof_spec import AnyCase
+
 from routeproof_conformance.cases import all_cases
+from routeproof_conformance.contexts.scenarios import all_scenarios
 
 
 class Coverage(NamedTuple):
@@ -21,5 +24,6 @@ class Coverage(NamedTuple):
 
 def coverage(rule: str) -> Coverage:
     """Count the families and cases that list a rule."""
-    cases = [case for case in all_cases() if rule in case.rules]
+    known: tuple[AnyCase, ...] = (*all_cases(), *all_scenarios())
+    cases = [case for case in known if rule in case.rules]
     return Coverage(tuple(dict.fromkeys(case.family for case in cases)), len(cases))

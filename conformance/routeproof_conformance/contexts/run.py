@@ -42,12 +42,12 @@ def _refusal(profile: EngineProfile, scenario: Scenario, rule: str) -> str:
 
 
 def _with_twin(scenario: Scenario, rule: str, probe: Probe) -> Outcome:
-    """Judge one rule; a failure stands only if the accepted twin passes."""
+    """Judge one rule. Where it fails, an accepted twin that does not pass either is what is reported."""
     outcome = _judge(scenario, rule, probe)
     if outcome.verdict is Verdict.FAILED and scenario.twin is not None:
         twin = _judge(scenario.twin, rule, probe)
         if twin.verdict not in (Verdict.PASSED, Verdict.UNSUPPORTED):
-            return Outcome(Verdict.ERROR, f"its accepted twin does not pass: {twin.message}")
+            return twin._replace(message=f"its accepted twin: {twin.message}")
     return outcome
 
 

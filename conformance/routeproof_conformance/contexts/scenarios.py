@@ -5,6 +5,7 @@ from functools import cache
 
 from routeproof_spec import Batch, Layout, Path, Routing, Scenario, Topology
 
+from routeproof_conformance.cases import matches
 from routeproof_conformance.cases.build import axes
 from routeproof_conformance.contexts.judge import PREDICATES
 
@@ -169,3 +170,10 @@ def all_scenarios() -> tuple[Scenario, ...]:
             raise ValueError(f"scenario {scenario.id} lists rules that nothing judges: {sorted(unknown)}")
         found[scenario.id] = scenario
     return tuple(found.values())
+
+
+def select_scenarios(
+    case: str | None = None, rule: str | None = None, topologies: tuple[Topology, ...] | None = None
+) -> Iterator[Scenario]:
+    """Give the scenarios that match, by the same rules as `select` gives cases."""
+    return (item for item in all_scenarios() if matches(item, case, rule, topologies))

@@ -67,8 +67,9 @@ class SglangContexts:
     def _graph_runner(self, batch: Batch, topology: Topology) -> SimpleNamespace:
         """Give a decode graph runner that has replayed nothing yet; attributes are settable, as there."""
         path = self._root / _GRAPHS
-        most = source.define(path, "_max_dp_batch_size", {})
-        bucket = source.define(self._root / _BUCKETS, "_pad_to_bucket", {"bisect": bisect})
+        most = source.define(path, ("_max_dp_batch_size",), {})["_max_dp_batch_size"]
+        buckets = self._root / _BUCKETS
+        bucket = source.define(buckets, ("_pad_to_bucket",), {"bisect": bisect})["_pad_to_bucket"]
         nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
         no_draft = StubObject("SpecAlgorithm", is_dflash_family=lambda: False)
         return SimpleNamespace(
@@ -118,8 +119,7 @@ class SglangContexts:
             input_embeds=None,
             spec_info=None,
         )
-        load = source.define(self._root / _GRAPHS, "load_batch", {})
-        load(runner, forward_batch)
+        source.define(self._root / _GRAPHS, ("load_batch",), {})["load_batch"](runner, forward_batch)
         return filled["padded_num_tokens"]
 
     def _forward_end(
@@ -127,12 +127,12 @@ class SglangContexts:
     ) -> dict[str, Any]:
         """Run the model runner's statement that calls the capturer after a forward pass."""
         path = self._root / _RUNNER
-        block, number = source.statement(path, _calls_capturer, "a call of the capturer")
         noted: dict[str, Any] = {}
         capturer = StubObject("Capturer", on_forward_end=lambda **told: noted.update(told))
-        source.run(
+        source.execute(
             path,
-            [block[number]],
+            _calls_capturer,
+            0,
             {
                 "self": StubObject("ModelRunner", is_draft_worker=False, decode_cuda_graph_runner=runner),
                 "get_global_experts_capturer": lambda: capturer,
@@ -154,12 +154,11 @@ class SglangContexts:
             "get_flags": lambda: StubObject("Flags", dp=dp_flags),
             "get_parallel": lambda: parallel,
         }
-        parts = [source.definition(path, name) for name in (*wanted, last)]
-        return source.run(path, parts, names)[last]
+        return source.define(path, (*wanted, last), names)[last]
 
 
 def _calls_capturer(node: ast.stmt) -> bool:
-    """Whether a statement is the `if` around the call of the routed-experts capturer."""
+    """Whether it is the `if` around the call of the routed-experts capturer."""
     return isinstance(node, ast.If) and any(
         source.calls(inner, "get_global_experts_capturer") for inner in ast.walk(node.test)
     )

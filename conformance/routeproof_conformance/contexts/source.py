@@ -11,34 +11,27 @@ import ast
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from types import CodeType
+from typing import Any, TypeVar
 
 from routeproof_conformance.engines.errors import EngineError
 
+_FLAGS = __future__.annotations.compiler_flag
+"""Annotations name types of the rest of the engine, so they stay text."""
+
+_T = TypeVar("_T")
+Wanted = Callable[[ast.stmt], bool]
+
 
 @lru_cache(maxsize=64)
-def _tree(path: Path, _stamp: tuple[int, int]) -> ast.Module:
-    return ast.parse(path.read_bytes(), str(path))
-
-
 def tree(path: Path) -> ast.Module:
     """Parse a file; raise EngineError if it cannot be read."""
     try:
-        stat = path.stat()
-        return _tree(path, (stat.st_mtime_ns, stat.st_size))
+        return ast.parse(path.read_bytes(), str(path))
     except OSError as error:
         raise EngineError(f"the engine's file {path} cannot be read: {error}") from error
     except (SyntaxError, ValueError) as error:
         raise EngineError(f"the engine's file {path} does not compile here: {error}") from error
-
-
-def definition(path: Path, name: str) -> ast.stmt:
-    """Find the function or class of this name, wherever it stands; raise EngineError if not one does."""
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    found = [node for node in ast.walk(tree(path)) if isinstance(node, kinds) and node.name == name]
-    if len(found) != 1:
-        raise EngineError(f"the engine's file {path} defines {name} {len(found)} times, expected once")
-    return found[0]
 
 
 def calls(node: ast.AST, name: str) -> bool:
@@ -51,8 +44,38 @@ def calls(node: ast.AST, name: str) -> bool:
     )
 
 
-def blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    """Give every list of statements in a node."""
+def define(path: Path, names: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
+    """Execute functions and classes of a file, wherever they stand; give all names afterwards."""
+    return _run(_definitions(path, names), given)
+
+
+@lru_cache(maxsize=256)
+def _definitions(path: Path, names: tuple[str, ...]) -> CodeType:
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    found: dict[str, list[ast.stmt]] = {name: [] for name in names}
+    for node in ast.walk(tree(path)):
+        if isinstance(node, kinds) and node.name in found:
+            found[node.name].append(node)
+    return _compile(path, [_one(path, f"definition of {name}", found[name]) for name in names])
+
+
+def execute(path: Path, wanted: Wanted, before: int, given: dict[str, Any]) -> dict[str, Any]:
+    """Execute the one statement that is wanted, with some before it; give all names afterwards."""
+    return _run(_statement(path, wanted, before), given)
+
+
+@lru_cache(maxsize=256)
+def _statement(path: Path, wanted: Wanted, before: int) -> CodeType:
+    found = [
+        block[max(0, number - before) : number + 1]
+        for block in _blocks(tree(path))
+        for number, item in enumerate(block)
+        if wanted(item)
+    ]
+    return _compile(path, _one(path, wanted.__doc__ or wanted.__name__, found))
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
     for inner in ast.walk(node):
         for field in ("body", "orelse", "finalbody"):
             block = getattr(inner, field, None)
@@ -60,36 +83,32 @@ def blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
                 yield block
 
 
-def statement(path: Path, wanted: Callable[[ast.stmt], bool], what: str) -> tuple[list[ast.stmt], int]:
-    """Find the one statement that is wanted: its block, and its number in it."""
-    found = [
-        (block, number) for block in blocks(tree(path)) for number, item in enumerate(block) if wanted(item)
-    ]
+def evaluate(path: Path, function: str, given: dict[str, Any]) -> Any:  # noqa: ANN401
+    """Evaluate the one call of a function in a file, as it stands there."""
+    return eval(_call(path, function), dict(given))  # noqa: S307 (the engine under test)
+
+
+@lru_cache(maxsize=256)
+def _call(path: Path, function: str) -> CodeType:
+    found = [n for n in ast.walk(tree(path)) if isinstance(n, ast.Call) and calls(n, function)]
+    expression = ast.Expression(_one(path, f"call of {function}", found))
+    code: CodeType = compile(expression, str(path), "eval", _FLAGS, dont_inherit=True, optimize=0)
+    return code
+
+
+def _one(path: Path, what: str, found: list[_T]) -> _T:
     if len(found) != 1:
-        raise EngineError(f"the engine's file {path} has {what} {len(found)} times, expected once")
+        raise EngineError(f"the engine's file {path} has {len(found)} of: {what}; expected one")
     return found[0]
 
 
-def run(path: Path, statements: list[ast.stmt], names: dict[str, Any]) -> dict[str, Any]:
-    """Execute statements of a file with these names, and give all names afterwards."""
-    module = ast.Module(body=list(statements), type_ignores=[])
-    flags = __future__.annotations.compiler_flag  # annotations name types of the rest of the engine
-    code = compile(module, str(path), "exec", flags, dont_inherit=True, optimize=0)
-    space = dict(names)
+def _compile(path: Path, statements: list[ast.stmt]) -> CodeType:
+    module = ast.Module(body=statements, type_ignores=[])
+    code: CodeType = compile(module, str(path), "exec", _FLAGS, dont_inherit=True, optimize=0)
+    return code
+
+
+def _run(code: CodeType, given: dict[str, Any]) -> dict[str, Any]:
+    space = dict(given)
     exec(code, space)  # noqa: S102 (the engine under test)
     return space
-
-
-def define(path: Path, name: str, names: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever the engine defines
-    """Give one function or class of a file."""
-    return run(path, [definition(path, name)], names)[name]
-
-
-def evaluate(path: Path, function: str, names: dict[str, Any]) -> Any:  # noqa: ANN401
-    """Evaluate the one call of a function in a file, as it stands there, with these names."""
-    found = [n for n in ast.walk(tree(path)) if isinstance(n, ast.Call) and calls(n, function)]
-    if len(found) != 1:
-        raise EngineError(f"the engine's file {path} calls {function} {len(found)} times, expected once")
-    flags = __future__.annotations.compiler_flag
-    code = compile(ast.Expression(found[0]), str(path), "eval", flags, dont_inherit=True, optimize=0)
-    return eval(code, dict(names))  # noqa: S307 (the engine under test)

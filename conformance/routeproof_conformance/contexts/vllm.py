@@ -142,7 +142,7 @@ class VllmContexts:
             **self._files.slices,
         }
         names = ("DPSyncState", "sync_cudagraph_and_dp_padding")
-        return source.run(path, [source.definition(path, name) for name in names], space)[names[1]]
+        return source.define(path, names, space)[names[1]]
 
     def _alone(self, config: StubObject, padded: _Padded, is_padding: Any, model: Any) -> None:  # noqa: ANN401
         """Call the builder with the number of rows, and no descriptor."""
@@ -153,7 +153,6 @@ class VllmContexts:
     def _step(self, config: StubObject, padded: _Padded, is_padding: Any, model: Any) -> None:  # noqa: ANN401
         """Run the model runner's statement around a forward pass, and the one before it."""
         path = self._files.root / files.RUNNER
-        block, number = source.statement(path, _enters_context, "a `with set_forward_context`")
         connector = StubObject("Connector", pre_forward=lambda *_, **__: None)
         graphs = StubObject("CudaGraphManager", run_pw_graph=lambda model, inputs: model(**inputs))
         runner = StubObject(
@@ -172,9 +171,10 @@ class VllmContexts:
             "ubatch_slices",
             "ubatch_state",
         )
-        source.run(
+        source.execute(
             path,
-            block[: number + 1],
+            _enters_context,
+            1,
             {
                 **dict.fromkeys(nothing),
                 "set_forward_context": self._forward.set_forward_context,
@@ -194,9 +194,9 @@ class VllmContexts:
     def _recorded(self, config: StubObject, padded: _Padded, is_padding: Any, model: Any) -> None:  # noqa: ANN401
         """Run the function that a full graph is recorded with; the manager calls it with mode NONE."""
         path = self._files.root / files.GRAPHS
-        record = source.define(
+        made = source.define(
             path,
-            "forward_fn",
+            ("forward_fn",),
             {
                 "set_forward_context": self._forward.set_forward_context,
                 "BatchDescriptor": self._forward.BatchDescriptor,
@@ -213,7 +213,7 @@ class VllmContexts:
                 "store_capture_output": lambda *_: None,
             },
         )
-        record(self._mode.NONE)
+        made["forward_fn"](self._mode.NONE)
 
     def _microbatches(
         self, batch: Batch, rank: Rank, config: StubObject, padded: _Padded
@@ -226,6 +226,7 @@ class VllmContexts:
             "torch": self._torch,
             "CUDAGraphMode": self._mode,
         }
+        functions = source.define(path, ("create_ubatch_slices", "_make_forward_contexts"), names)
         cut = StubObject(
             "InputBatch",
             num_scheduled_tokens=np.array([batch.real[rank.dp]]),
@@ -233,7 +234,7 @@ class VllmContexts:
             num_reqs_after_padding=1,
             num_reqs=1,
         )
-        slices = source.define(path, "create_ubatch_slices", names)(cut, count)
+        slices = functions["create_ubatch_slices"](cut, count)
         runner = StubObject(
             "UBatchRunner",
             parallel_config=config.parallel_config,
@@ -243,7 +244,7 @@ class VllmContexts:
             ready_barrier=threading.Barrier(count + 1, timeout=_PATIENCE),
         )
         nothing: list[None] = [None] * count
-        made = source.define(path, "_make_forward_contexts", names)(runner, slices, nothing, nothing, nothing)
+        made = functions["_make_forward_contexts"](runner, slices, nothing, nothing, nothing)
         contexts = source.evaluate(
             path,
             "make_ubatch_contexts",
@@ -286,8 +287,7 @@ class VllmContexts:
         dp_tokens = self._torch.tensor(counts, dtype=self._torch.int32) if len(counts) > 1 else None
         runner = StubObject("ModelState", vllm_config=config, pcp_size=1)
         names = {**vars(self._forward), "self": runner, "num_padded": rows, "dp_tokens": dp_tokens}
-        made, number = source.statement(path, _makes_metadata, "an `if` that makes the DP metadata")
-        names = source.run(path, made[number - 1 : number + 1], names)
+        names = source.execute(path, _makes_metadata, 1, names)
         nothing = ("attn_metadata", "kept_slot_mappings", "kv_cache_config", "kept_batch")
         context = source.evaluate(
             path,
@@ -342,10 +342,12 @@ def _config(topology: Topology, batch: Batch, rank: Rank) -> StubObject:
 
 
 def _enters_context(node: ast.stmt) -> bool:
+    """Whether it is a `with set_forward_context(...)`."""
     return isinstance(node, ast.With) and source.calls(node.items[0].context_expr, "set_forward_context")
 
 
 def _makes_metadata(node: ast.stmt) -> bool:
+    """Whether it is an `if` that makes the DP metadata."""
     return isinstance(node, ast.If) and any(
         source.calls(inner, "make") for item in node.body for inner in ast.walk(item)
     )

@@ -35,9 +35,10 @@ class VllmFiles:
         self.root = root
         self.torch = torch
         self.digests = {file: sha256((root / file).read_bytes()).hexdigest() for file in FILES}
-        self.mode = source.define(root / MODES, "CUDAGraphMode", {"enum": enum})
+        self.mode = source.define(root / MODES, ("CUDAGraphMode",), {"enum": enum})["CUDAGraphMode"]
         shared = {"dataclass": dataclass, "CUDAGraphMode": self.mode, "np": np}
-        self.batch_desc = source.define(root / GRAPHS, "BatchExecutionDescriptor", shared)
+        described = "BatchExecutionDescriptor"
+        self.batch_desc = source.define(root / GRAPHS, (described,), shared)[described]
         self.slices = _functions(root / SLICES, shared)
         self.seat = StubObject("Seat", rank=0, size=1)
         self.forward = self._load(FORWARD, self._forward_stubs())
@@ -103,5 +104,5 @@ def _functions(path: FilePath, names: dict[str, Any]) -> dict[str, Any]:
         "_pad_out_ubatch_slices",
         "maybe_create_ubatch_slices",
     )
-    space = source.run(path, [source.definition(path, name) for name in wanted], names)
+    space = source.define(path, wanted, names)
     return {name: space[name] for name in wanted}

@@ -9,6 +9,7 @@ from typing import cast
 
 from routeproof_spec import EngineProfile
 
+from routeproof_conformance.contexts.published import SGLANG_FILES, VLLM_FILES
 from routeproof_conformance.engine import Engine
 from routeproof_conformance.engines import fetch, sglang
 from routeproof_conformance.engines.errors import EngineError
@@ -34,6 +35,9 @@ BUILT_IN = {
 PUBLISHED_ENGINES: dict[str, tuple[str, ...]] = {PACKAGE: (FILE,), sglang.PACKAGE: sglang.FETCHED}
 """Engines of which `engines fetch` knows the files."""
 
+_BESIDE: dict[str, tuple[str, ...]] = {PACKAGE: VLLM_FILES, sglang.PACKAGE: SGLANG_FILES}
+"""What it keeps for other surfaces, where the version has it."""
+
 _OWN: dict[str, Callable[[], Engine]] = {
     "routeproof": RouteproofEngine,
     "routeproof-per-layer": PerLayerEngine,
@@ -47,7 +51,7 @@ def fetch_engine(name: str) -> fetch.FetchedFiles:
     if package not in PUBLISHED_ENGINES or not version:
         known = ", ".join(f"{item}==X" for item in PUBLISHED_ENGINES)
         raise EngineError(f"cannot fetch {name!r}: expected {known}, such as vllm=={PUBLISHED[-1]}")
-    return fetch.fetch(package, version, PUBLISHED_ENGINES[package])
+    return fetch.fetch(package, version, PUBLISHED_ENGINES[package], _BESIDE[package])
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,11 @@ def cache_root() -> Path:
     return (Path(chosen) if chosen else user_cache_path("routeproof")) / "engines"
 
 
-def fetch(name: str, version: str, files: tuple[str, ...]) -> FetchedFiles:
-    """Download a wheel, put `files` of it into the cache in place of what was there, and give them."""
+def fetch(name: str, version: str, files: tuple[str, ...], optional: tuple[str, ...] = ()) -> FetchedFiles:
+    """Download a wheel, put `files` of it into the cache in place of what was there, and give them.
+
+    Of `optional`, those that the wheel has are put and given too.
+    """
     folder = _folder(name, version)
     _check_files(files)
     root = folder.parent
@@ -76,13 +79,15 @@ def fetch(name: str, version: str, files: tuple[str, ...]) -> FetchedFiles:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as download:
             wheel = _download(name, version, Path(download))
-            wanted = (*files, *(file for file in _known_files(folder) if file not in files))
+            more = dict.fromkeys((*optional, *_known_files(folder)))
+            wanted = (*files, *(file for file in more if file not in files))
             staged = Path(download) / "staged"
             _extract(wheel, staged, name, version, wanted, required=frozenset(files))
             _swap(staged, folder)
     except OSError as error:
         raise EngineError(f"cannot write {name} {version} into the cache {root}: {error}") from error
-    return cached(name, version, files)
+    beside = [file for file in optional if file not in files and (folder / file).is_file()]
+    return cached(name, version, (*files, *beside))
 
 
 def cached(name: str, version: str, files: tuple[str, ...]) -> FetchedFiles:

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from routeproof_spec import CaptureConfig, ElementType, EngineProfile, Rank, StepContext
+from routeproof_spec import CaptureConfig, ElementType, EngineProfile, Rank, StepContext, Surface
 
+from routeproof_conformance.contexts.engine import Probe
+from routeproof_conformance.contexts.own import ReferenceContexts
 from routeproof_conformance.engine import Array, Communicator, RankEngine
 from routeproof_conformance.engines.errors import EngineError
 
@@ -43,13 +45,22 @@ def _profile(name: str, package: str, *more: str) -> EngineProfile:
         name=name,
         version=version("routeproof"),
         digest=package_digest(package),
+        surfaces=frozenset({Surface.CAPTURER, Surface.CONTEXT_BUILDER}),
         capabilities=_CAPABILITIES | set(more),
         element_types=_ELEMENTS,
         sources=(package,),
     )
 
 
-class ReferenceEngine:
+class _Contexts:
+    """An engine that is told what the reference tells: it has no scheduler of its own."""
+
+    def probe(self, surface: Surface) -> Probe:  # noqa: ARG002 - it has one other surface
+        """Give the reference's right context."""
+        return ReferenceContexts()
+
+
+class ReferenceEngine(_Contexts):
     """The reference as an engine; needs no torch."""
 
     def __init__(self) -> None:
@@ -79,7 +90,7 @@ class _Reference:
         """Nothing is held."""
 
 
-class RouteproofEngine:
+class RouteproofEngine(_Contexts):
     """The capturer in torch, on the device of the world: one gather a step."""
 
     name = "routeproof"

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from routeproof_spec import CaptureConfig, ElementType, EngineProfile, Layout, Rank, StepContext, Surface
 
+from routeproof_conformance.contexts.engine import Probe
+from routeproof_conformance.contexts.published import sglang_probe
 from routeproof_conformance.engine import Array, Communicator
 from routeproof_conformance.engines.errors import EngineError
 from routeproof_conformance.engines.fetch import cached
@@ -84,7 +86,7 @@ class SglangEngine:
             name=PACKAGE,
             version=version,
             digest=_digest(self._root, version),
-            surfaces=frozenset({Surface.CAPTURER}),
+            surfaces=frozenset({Surface.CAPTURER, Surface.CONTEXT_BUILDER}),
             capabilities=frozenset({"shared-columns", "device-tensors"}),
             element_types=(ElementType(dtype="int32", experts=None),),
             uncounted="pass-through",
@@ -125,6 +127,10 @@ class SglangEngine:
     def __reduce__(self) -> tuple[type["SglangEngine"], tuple[Path, str, bool, bool]]:
         """Travel to another process as what it was made from."""
         return SglangEngine, (self._root, self._version, self._optimize, self._overlap)
+
+    def probe(self, surface: Surface) -> Probe:  # noqa: ARG002 - it has one other surface
+        """Give what drives the context builder, out of the capturer's callers."""
+        return sglang_probe(self._root.resolve(), self._version)
 
     def create(self, config: CaptureConfig, rank: Rank, comm: Communicator) -> "SglangRankEngine":
         """Make the capturer of one rank, in modules of its own."""

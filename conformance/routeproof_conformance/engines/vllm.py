@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 import numpy as np
 from routeproof_spec import CaptureConfig, ElementType, EngineProfile, Rank, StepContext, Surface
 
+from routeproof_conformance.contexts.engine import Probe
+from routeproof_conformance.contexts.published import package_root, vllm_probe
 from routeproof_conformance.engine import Array, Communicator
 from routeproof_conformance.engines.errors import EngineError
 from routeproof_conformance.engines.fetch import cached
@@ -41,6 +43,12 @@ class _Generation:
     """Whether the file asks for the token offset of the microbatch."""
     slots: bool = False
     """Whether rows are narrowed and kept by the scheduler, by KV slot; else by the capturer."""
+
+    @property
+    def surfaces(self) -> frozenset[Surface]:
+        """What is driven beside the capturer: of the versions whose second model runner captures."""
+        others = frozenset() if self.slots else {Surface.CONTEXT_BUILDER, Surface.ROUTER}
+        return frozenset({Surface.CAPTURER}) | others
 
 
 _CONFIG = ("vllm.config", "VllmConfig")
@@ -93,8 +101,8 @@ class VllmEngine:
             name=PACKAGE,
             version=version,
             digest=digest,
-            surfaces=frozenset({Surface.CAPTURER}),
-            capabilities=frozenset({"microbatches", "device-tensors"}),
+            surfaces=self._generation.surfaces,
+            capabilities=frozenset({"microbatches", "device-tensors", "expert-load-balancing"}),
             element_types=(
                 ElementType(dtype="uint8", experts=256),
                 ElementType(dtype="uint16", experts=None),
@@ -138,6 +146,10 @@ class VllmEngine:
     def __reduce__(self) -> tuple[type["VllmEngine"], tuple[Path, str, bool]]:
         """Travel to another process as what it was made from."""
         return VllmEngine, (self._path, self._version, self._optimize)
+
+    def probe(self, surface: Surface) -> Probe:
+        """Give what drives another surface, out of the files beside the capturer's."""
+        return vllm_probe(package_root(self._path, FILE), self._version, surface, require_torch("vLLM"))
 
     def create(self, config: CaptureConfig, rank: Rank, comm: Communicator) -> "VllmRankEngine":
         """Make the capturer of one rank, in a module of its own (executing the file takes 0.1 ms)."""

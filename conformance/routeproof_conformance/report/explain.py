@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
-from routeproof_spec import Case, EngineProfile, Finding, Observation, Rule
+from routeproof_spec import Case, EngineProfile, Finding, Observation, Rule, Scenario
 
 from routeproof_conformance.cases.coverage import coverage
 
@@ -48,5 +48,5 @@ def explain_rule(out: Console, rule: Rule) -> None:
 
 def schemas() -> str:
     """Give the JSON schemas of the models that cross process and tool borders."""
-    models = (Rule, Case, Observation, Finding, EngineProfile)
+    models = (Rule, Case, Scenario, Observation, Finding, EngineProfile)
     return json.dumps({model.__name__: TypeAdapter(model).json_schema() for model in models}, indent=1)

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from routeproof_spec import SPEC_VERSION, Case, Finding, Verdict
+from routeproof_spec import SPEC_VERSION, AnyCase, Finding, Verdict
 from routeproof_spec.rules import RULES
 
 from routeproof_conformance.runner import Run, fatal
@@ -31,7 +31,7 @@ def console() -> Console:
     return made
 
 
-def show_case(out: Console, run: Run, case: Case, found: list[Finding]) -> None:
+def show_case(out: Console, run: Run, case: AnyCase, found: list[Finding]) -> None:
     """Print a case that failed or broke: what each rank was handed, expected, got, and how to rerun it.
 
     Where only a SHOULD is not kept, the first case of its family stands for all.
@@ -65,7 +65,7 @@ def show_case(out: Console, run: Run, case: Case, found: list[Finding]) -> None:
     out.print(f"  rerun: {rerun(run, case, bad[0].world)}", markup=False)
 
 
-def rerun(run: Run, case: Case, world: str) -> str:
+def rerun(run: Run, case: AnyCase, world: str) -> str:
     """Give the command that runs just this case."""
     words = ["routeproof", "run", "--engine", run.engine.name, "--world", world, "--case", case.id]
     return shlex.join(words)
