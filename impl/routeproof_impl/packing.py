@@ -52,14 +52,14 @@ class Received(NamedTuple):
 
     def headers(self) -> torch.Tensor:
         """Give the headers [tp, HEADER] in int32."""
-        return self.chunks[:, :_HEADER_BYTES].view(torch.int32)
+        return self.chunks.narrow(1, 0, _HEADER_BYTES).view(torch.int32)
 
     def rows(self, number: int, rank: int) -> torch.Tensor:
         """Give block `number` of a TP rank, [s, L, K]."""
         layers, width = self.shape
         item = layers * width * self.dtype.itemsize
         start = _HEADER_BYTES + item * sum(block.shard for block in self.blocks[:number])
-        block = self.chunks[rank].narrow(0, start, item * self.blocks[number].shard)
+        block = self.chunks.select(0, rank).narrow(0, start, item * self.blocks[number].shard)
         return block.view(self.dtype).view(-1, layers, width)
 
 
@@ -98,14 +98,14 @@ class Packer:
         tp = self._rank.topology.tp
         chunk = _aligned(_HEADER_BYTES + self._token * sum(block.shard for block in blocks))
         room = self._room(chunk * (tp if self._rank.publishes else 1))
-        mine = room[:chunk]
+        mine = room.narrow(0, 0, chunk)
         at, spans = _HEADER_BYTES, []
         for block in blocks:
             target = mine.narrow(0, at, block.shard * self._token).view(self.dtype)
             target.view(-1, *self._shape).copy_(storage.narrow(0, block.offset, block.shard))
             at += block.shard * self._token
             spans.append((block.offset, block.offset + block.rows_of(self._rank.tp, block.real)))
-        note(storage, spans, digest, mine[:_HEADER_BYTES].view(torch.int32))
+        note(storage, spans, digest, mine.narrow(0, 0, _HEADER_BYTES).view(torch.int32))
         if self._gathers_into:
             self._comm.gather_into(mine, room if self._rank.publishes else None)  # type: ignore[attr-defined]
             gathered = room if self._rank.publishes else None
@@ -133,8 +133,9 @@ class Packer:
         total = sum(stop - start for start, stop in spans)
         if into is None:
             room = self._room(_HEADER_BYTES + total * self._token)
-            header = room[:_HEADER_BYTES].view(torch.int32)
-            rows = room[_HEADER_BYTES:].view(self.dtype).view(total, *self._shape)
+            header = room.narrow(0, 0, _HEADER_BYTES).view(torch.int32)
+            rows = room.narrow(0, _HEADER_BYTES, total * self._token).view(self.dtype)
+            rows = rows.view(total, *self._shape)
         else:
             rows, header = into
         at = 0
@@ -155,26 +156,26 @@ class Packer:
         """
         headers = received.headers()
         wrong = (
-            (headers[:, LOW] < 0)
-            | (headers[:, HIGH] >= self._experts)
-            | (headers[:, DIGEST] != headers[0, DIGEST])
+            (headers.select(1, LOW) < 0)
+            | (headers.select(1, HIGH) >= self._experts)
+            | (headers.select(1, DIGEST) != headers.select(0, 0).select(0, DIGEST))
         )
         for number, block in enumerate(received.blocks):
             ranges = [(0, storage.shape[1])] if layers is None else list(runs(sorted(layers[number])))
             for rank in range(1, self._rank.topology.tp):
                 count = block.rows_of(rank, block.own)
                 if count:
-                    rows = received.rows(number, rank)[:count].to(torch.int32)
-                    rows.masked_fill_(wrong[rank], -1)
+                    rows = received.rows(number, rank).narrow(0, 0, count).to(torch.int32)
+                    rows.masked_fill_(wrong.select(0, rank), -1)
                     target = storage.narrow(0, block.offset + rank * block.shard, count)
                     for low, high in ranges:
-                        target[:, low:high].copy_(rows[:, low:high])
+                        target.narrow(1, low, high - low).copy_(rows.narrow(1, low, high - low))
 
     def _room(self, size: int) -> torch.Tensor:
         if size > self._bytes.numel():
             with torch.inference_mode(mode=False):
                 self._bytes = self._bytes.new_empty(size)
-        return self._bytes[:size]
+        return self._bytes.narrow(0, 0, size)
 
 
 def note(
@@ -184,7 +185,7 @@ def note(
     found = [torch.aminmax(storage.narrow(0, start, stop - start)) for start, stop in spans if stop > start]
     if not found:
         header.zero_()
-        header[DIGEST].copy_(digest)
+        header.select(0, DIGEST).copy_(digest)
         return
     low, high = found[0]
     for lower, higher in found[1:]:

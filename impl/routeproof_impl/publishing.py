@@ -63,12 +63,12 @@ def _pieces(
     """Pair contiguous pieces of what was gathered with their place on the host."""
     found = received.headers()
     ranks = len(found)
-    pairs = [(headers[rank], found[rank]) for rank in range(ranks)]
+    pairs = [(headers.select(0, rank), found.select(0, rank)) for rank in range(ranks)]
     at = 0
     for number, block in enumerate(received.blocks):
         for rank in range(ranks):
             count = block.rows_of(rank, block.real)
             if count:
-                pairs.append((rows[at : at + count], received.rows(number, rank)[:count]))
+                pairs.append((rows.narrow(0, at, count), received.rows(number, rank).narrow(0, 0, count)))
             at += count
     return pairs
