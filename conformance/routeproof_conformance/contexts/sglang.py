@@ -48,7 +48,9 @@ class SglangContexts:
         del mask
         rows: int | None = None
         runner = self._graph_runner(batch, topology)
-        graph = batch.path is not Path.EAGER
+        graph = batch.path is Path.FULL_GRAPH
+        if batch.path is Path.PREFILL_GRAPH:
+            graph = source.execute(self._root / _RUNNER, _says_graph, 0, {})["can_run_graph"]
         if batch.path is Path.FULL_GRAPH:
             rows = self._replay(runner, batch, batch.real, rank)
         elif batch.earlier is not None:
@@ -162,6 +164,11 @@ def _calls_capturer(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and any(
         source.calls(inner, "get_global_experts_capturer") for inner in ast.walk(node.test)
     )
+
+
+def _says_graph(node: ast.stmt) -> bool:
+    """Whether it sets what is said of a forward pass whose prefill graph has run."""
+    return isinstance(node, ast.Assign) and ast.unparse(node) == "can_run_graph = True"
 
 
 @lru_cache(maxsize=8)

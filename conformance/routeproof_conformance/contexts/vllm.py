@@ -9,6 +9,7 @@ streams, and a model that reads the forward context and does nothing else.
 
 import ast
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path as FilePath
@@ -192,28 +193,32 @@ class VllmContexts:
         )
 
     def _recorded(self, config: StubObject, padded: _Padded, is_padding: Any, model: Any) -> None:  # noqa: ANN401
-        """Run the function that a full graph is recorded with; the manager calls it with mode NONE."""
+        """Run the statement that records a full graph, and the function that it calls."""
         path = self._files.root / files.GRAPHS
-        made = source.define(
-            path,
-            ("forward_fn",),
-            {
-                "set_forward_context": self._forward.set_forward_context,
-                "BatchDescriptor": self._forward.BatchDescriptor,
-                "CUDAGraphMode": self._mode,
-                "self": StubObject("CudaGraphManager", vllm_config=config),
-                "attn_metadata": None,
-                "slot_mappings": None,
-                "num_tokens": padded.rows,
-                "num_tokens_across_dp": padded.counts,
-                "input_buffers": StubObject("InputBuffers", is_padding=is_padding),
-                "is_padding": is_padding,
-                "model": model,
-                "model_inputs": {},
-                "store_capture_output": lambda *_: None,
-            },
-        )
-        made["forward_fn"](self._mode.NONE)
+        given = {
+            "set_forward_context": self._forward.set_forward_context,
+            "BatchDescriptor": self._forward.BatchDescriptor,
+            "CUDAGraphMode": self._mode,
+            "attn_metadata": None,
+            "slot_mappings": None,
+            "num_tokens": padded.rows,
+            "num_tokens_across_dp": padded.counts,
+            "input_buffers": StubObject("InputBuffers", is_padding=is_padding),
+            "is_padding": is_padding,
+            "model": model,
+            "model_inputs": {},
+            "store_capture_output": lambda *_: None,
+            "graph": None,
+            "desc": None,
+            "torch": StubObject("torch", cuda=StubObject("cuda", graph=lambda *_, **__: nullcontext())),
+            "capture_pool": lambda *_: nullcontext(),
+            "get_offloader": lambda: StubObject("Offloader", join_after_forward=lambda: None),
+            "self": StubObject(
+                "CudaGraphManager", vllm_config=config, pool=None, _capture_stream=lambda _: None
+            ),
+        }
+        made = source.define(path, ("forward_fn",), given)
+        source.execute(path, _records_graph, 0, {**given, "forward_fn": made["forward_fn"]})
 
     def _microbatches(
         self, batch: Batch, rank: Rank, config: StubObject, padded: _Padded
@@ -344,6 +349,11 @@ def _config(topology: Topology, batch: Batch, rank: Rank) -> StubObject:
 def _enters_context(node: ast.stmt) -> bool:
     """Whether it is a `with set_forward_context(...)`."""
     return isinstance(node, ast.With) and source.calls(node.items[0].context_expr, "set_forward_context")
+
+
+def _records_graph(node: ast.stmt) -> bool:
+    """Whether it is the `with torch.cuda.graph(...)` around a recording."""
+    return isinstance(node, ast.With) and any(source.calls(i.context_expr, "graph") for i in node.items)
 
 
 def _makes_metadata(node: ast.stmt) -> bool:
