@@ -179,7 +179,9 @@ RULES: tuple[Rule, ...] = (
         title="counts are physical",
         statement=(
             "The context builder MUST hand over the true sizes of the tensors: T of each DP rank in rows "
-            "(not requests), after graph and DP padding and before sequence-parallel sharding."
+            "(not requests), after graph and DP padding and before sequence-parallel sharding. For a "
+            "microbatch these are its own T, and its token offset: the rows of the microbatches before it. A "
+            "count MUST NOT be left out where the own rows are found only by it."
         ),
         surfaces=(Surface.CONTEXT_BUILDER,),
         rationale=(
