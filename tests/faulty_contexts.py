@@ -9,7 +9,7 @@ from routeproof_conformance.contexts.engine import Routed
 from routeproof_conformance.contexts.own import ReferenceContexts
 from routeproof_conformance.engines.own import ReferenceEngine
 from routeproof_reference import tensors
-from routeproof_spec import Layout, Path, Surface
+from routeproof_spec import BatchPath, Layout, Surface
 
 
 def engine(fault):
@@ -90,7 +90,7 @@ class CountsShards:
 @engine
 class LeavesTheCountOut:
     def change(self, told, true, batch, topology, mask):
-        return told._replace(counts=None) if batch.path is Path.FUNCTION else told
+        return told._replace(counts=None) if batch.path is BatchPath.FUNCTION else told
 
 
 @engine
@@ -98,7 +98,7 @@ class TakesTheStaleGraph:
     """The extent of the decode graph that was replayed last is told for a prefill graph."""
 
     def change(self, told, true, batch, topology, mask):
-        if batch.path is not Path.PREFILL_GRAPH:
+        if batch.path is not BatchPath.PREFILL_GRAPH:
             return told
         return told._replace(counts=None if batch.earlier is None else (batch.earlier,) * topology.dp)
 

@@ -18,7 +18,7 @@ from routeproof_conformance.report.explain import schemas
 from routeproof_conformance.runner import Run, Runner
 from routeproof_conformance.worlds.simulated import SimulatedWorld
 from routeproof_reference import logical_ids, physical, right_context, tensors
-from routeproof_spec import Batch, Layout, Path, Rank, Routing, Scenario, Surface, Topology, Verdict
+from routeproof_spec import Batch, BatchPath, Layout, Rank, Routing, Scenario, Surface, Topology, Verdict
 from typer.testing import CliRunner
 
 from tests.faulty_contexts import Changed, Router
@@ -83,7 +83,7 @@ def rows(topology, batch):
 
 
 def test_seven_tokens_on_two_ranks():
-    batch = Batch(path=Path.EAGER, real=(7,), emitted=Layout.TP_SHARD)
+    batch = Batch(path=BatchPath.EAGER, real=(7,), emitted=Layout.TP_SHARD)
     got = rows(Topology(tp=2), batch)
     assert [got[0, tp][0].handed for tp in range(2)] == [4, 4]
     assert got[0, 0][0].mask == (False,) * 4
@@ -93,7 +93,7 @@ def test_seven_tokens_on_two_ranks():
 
 
 def test_seven_tokens_in_a_graph_of_eight():
-    batch = Batch(path=Path.FULL_GRAPH, real=(7,), emitted=Layout.TP_SHARD, graphs=(4, 8, 16))
+    batch = Batch(path=BatchPath.FULL_GRAPH, real=(7,), emitted=Layout.TP_SHARD, graphs=(4, 8, 16))
     got = rows(Topology(tp=4), batch)
     assert [got[0, tp][0].handed for tp in range(4)] == [2] * 4
     assert [got[0, tp][0].mask for tp in range(4)] == [(False, False)] * 3 + [(False, True)]
@@ -101,20 +101,20 @@ def test_seven_tokens_in_a_graph_of_eight():
 
 
 def test_a_graph_pads_every_dp_rank_alike():
-    batch = Batch(path=Path.FULL_GRAPH, real=(11, 13, 17, 19), emitted=Layout.CROSS_DP, graphs=(32,))
+    batch = Batch(path=BatchPath.FULL_GRAPH, real=(11, 13, 17, 19), emitted=Layout.CROSS_DP, graphs=(32,))
     assert physical(batch) == (32,) * 4
     assert tensors(Topology(dp=4), batch, Rank(topology=Topology(dp=4), dp=2, tp=0))[0].start == 64
-    eager = batch.model_copy(update={"path": Path.EAGER, "graphs": ()})
+    eager = batch.model_copy(update={"path": BatchPath.EAGER, "graphs": ()})
     assert tensors(Topology(dp=4), eager, Rank(topology=Topology(dp=4), dp=2, tp=0))[0].start == 24
 
 
 def test_requests_that_verify_four_rows():
-    batch = Batch(path=Path.FULL_GRAPH, real=(12, 8), emitted=Layout.CROSS_DP, graphs=(2, 4), width=4)
+    batch = Batch(path=BatchPath.FULL_GRAPH, real=(12, 8), emitted=Layout.CROSS_DP, graphs=(2, 4), width=4)
     assert physical(batch) == (16, 16)
 
 
 def test_microbatches_of_seven_and_six():
-    batch = Batch(path=Path.MICROBATCHES, real=(7, 6), emitted=Layout.TP_SHARD, microbatches=2)
+    batch = Batch(path=BatchPath.MICROBATCHES, real=(7, 6), emitted=Layout.TP_SHARD, microbatches=2)
     step = right_context(Topology(tp=2, dp=2), batch)
     assert [(m.offset, m.counts, m.real) for m in step.microbatches] == [
         (0, (3, 3), (3, 3)),
@@ -125,7 +125,7 @@ def test_microbatches_of_seven_and_six():
 
 
 def test_a_replay_has_counts_of_its_own():
-    batch = Batch(path=Path.COMPACT_REPLAY, real=(9, 6), emitted=Layout.FULL, kept=(3, 5))
+    batch = Batch(path=BatchPath.COMPACT_REPLAY, real=(9, 6), emitted=Layout.FULL, kept=(3, 5))
     assert right_context(Topology(dp=2), batch).counts == (3, 5)
     padded = batch.model_copy(update={"graphs": (4, 8)})
     assert right_context(Topology(dp=2), padded).counts == (8, 8)
@@ -144,7 +144,7 @@ def test_a_replay_has_counts_of_its_own():
 )
 def test_whether_rows_need_a_count(dp, real, emitted, counted):
     topology = Topology(tp=2, dp=dp)
-    batch = Batch(path=Path.EAGER, real=real, emitted=emitted)
+    batch = Batch(path=BatchPath.EAGER, real=real, emitted=emitted)
     assert tensors(topology, batch, topology.ranks()[0])[0].counted is counted
 
 
@@ -154,7 +154,7 @@ def test_c12():
 
 
 def test_a_batch_that_fits_no_graph():
-    batch = Batch(path=Path.FULL_GRAPH, real=(17,), emitted=Layout.FULL, graphs=(4, 16))
+    batch = Batch(path=BatchPath.FULL_GRAPH, real=(17,), emitted=Layout.FULL, graphs=(4, 16))
     with pytest.raises(ValueError, match=r"17 slots fit no graph of \[4, 16\]"):
         physical(batch)
 
@@ -162,12 +162,12 @@ def test_a_batch_that_fits_no_graph():
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"path": Path.FULL_GRAPH}, "needs the sizes of the graphs"),
-        ({"path": Path.COMPACT_REPLAY}, "rows kept belong to compact-replay"),
-        ({"path": Path.EAGER, "kept": (1,)}, "rows kept belong to compact-replay"),
-        ({"path": Path.MICROBATCHES}, "more than one microbatch"),
-        ({"path": Path.EAGER, "microbatches": 2}, "more than one microbatch"),
-        ({"path": Path.EAGER, "width": 2}, "no multiples of the width"),
+        ({"path": BatchPath.FULL_GRAPH}, "needs the sizes of the graphs"),
+        ({"path": BatchPath.COMPACT_REPLAY}, "rows kept belong to compact-replay"),
+        ({"path": BatchPath.EAGER, "kept": (1,)}, "rows kept belong to compact-replay"),
+        ({"path": BatchPath.MICROBATCHES}, "more than one microbatch"),
+        ({"path": BatchPath.EAGER, "microbatches": 2}, "more than one microbatch"),
+        ({"path": BatchPath.EAGER, "width": 2}, "no multiples of the width"),
     ],
 )
 def test_batches_that_contradict_themselves(more, why):
@@ -185,7 +185,7 @@ def scenario(batch, dp=1, twin=None, rule="LAY-11"):
     return Scenario(**fields, given=batch, twin=accepted)
 
 
-SEVEN = Batch(path=Path.EAGER, real=(7,), emitted=Layout.TP_SHARD)
+SEVEN = Batch(path=BatchPath.EAGER, real=(7,), emitted=Layout.TP_SHARD)
 EIGHT = SEVEN.model_copy(update={"real": (8,)})
 
 
@@ -229,12 +229,12 @@ def test_an_engine_that_the_model_does_not_fit_is_an_error():
 
 
 def test_too_few_microbatches():
-    batch = Batch(path=Path.MICROBATCHES, real=(8,), emitted=Layout.FULL, microbatches=2)
+    batch = Batch(path=BatchPath.MICROBATCHES, real=(8,), emitted=Layout.FULL, microbatches=2)
     assert judged(Told((8,)), batch=batch).message.endswith("a context for 1 of 2 microbatches")
 
 
 def test_no_shard_size_where_it_is_needed():
-    batch = Batch(path=Path.EAGER, real=(5, 3), emitted=Layout.GATHERED_SHARDS)
+    batch = Batch(path=BatchPath.EAGER, real=(5, 3), emitted=Layout.GATHERED_SHARDS)
     assert "no size is told" in judged(Told((5, 3)), batch=batch, dp=2).message
     assert judged(Told((5, 3), shard_sizes=(3, 3, 2, 2)), batch=batch, dp=2).verdict is Verdict.PASSED
 
@@ -286,9 +286,9 @@ def test_an_adapter_that_raises_is_an_error_and_no_finding(error):
 
 def test_what_an_engine_has_not_is_unsupported():
     builder = ReferenceContexts()
-    builder.paths, builder.layouts = frozenset({Path.FUNCTION}), frozenset(Layout)
+    builder.paths, builder.layouts = frozenset({BatchPath.FUNCTION}), frozenset(Layout)
     assert "no path eager" in ran(builder, scenario(SEVEN)).message
-    builder.paths, builder.layouts = frozenset(Path), frozenset({Layout.FULL})
+    builder.paths, builder.layouts = frozenset(BatchPath), frozenset({Layout.FULL})
     assert "counts serve no layout TP_SHARD" in ran(builder, scenario(SEVEN)).message
     builder.layouts, builder.takes_mask = frozenset(Layout), False
     assert "handed no padding mask" in ran(builder, scenario(SEVEN, rule="LAY-07")).message

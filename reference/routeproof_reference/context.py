@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from routeproof_spec import (
     Batch,
+    BatchPath,
     Call,
     CaptureConfig,
     CaseStep,
     Layout,
     Microbatch,
-    Path,
     Rank,
     Routing,
     StepContext,
@@ -61,7 +61,7 @@ def physical(batch: Batch) -> tuple[int, ...]:
     tokens = batch.real if batch.kept is None else batch.kept
     if batch.graphs:
         return (graph_slots(batch, tokens) * batch.width,) * len(tokens)
-    if batch.path is Path.MICROBATCHES:
+    if batch.path is BatchPath.MICROBATCHES:
         return (max(tokens),) * len(tokens)
     return tokens
 

@@ -16,7 +16,7 @@ from routeproof_spec.errors import (
 from routeproof_spec.layout import PRECEDENCE, Layout, default_layouts
 from routeproof_spec.observation import ArrayData, Collective, Failure, Observation, StepObservation
 from routeproof_spec.rule import CORE_RULES, Level, Rule, Surface
-from routeproof_spec.scenario import AnyCase, Batch, Path, Routing, Scenario
+from routeproof_spec.scenario import AnyCase, Batch, BatchPath, Routing, Scenario
 from routeproof_spec.step import Microbatch, StepContext
 from routeproof_spec.topology import Rank, Topology
 from routeproof_spec.verdict import ElementType, EngineProfile, Finding, Verdict
@@ -30,6 +30,7 @@ __all__ = [
     "AnyCase",
     "ArrayData",
     "Batch",
+    "BatchPath",
     "Call",
     "CapacityError",
     "CaptureConfig",
@@ -48,7 +49,6 @@ __all__ = [
     "Level",
     "Microbatch",
     "Observation",
-    "Path",
     "Rank",
     "Routing",
     "Rule",

@@ -19,7 +19,7 @@ from routeproof_spec.step import Counts
 from routeproof_spec.topology import Topology
 
 
-class Path(StrEnum):
+class BatchPath(StrEnum):
     """On which way of an engine a batch comes to its layers, and with it the context."""
 
     FUNCTION = "function"
@@ -44,14 +44,14 @@ class Path(StrEnum):
     """A decoder that is run again on fewer rows of the step (BUF-10)."""
 
 
-GRAPHS = frozenset({Path.PIECEWISE_GRAPH, Path.FULL_GRAPH, Path.PREFILL_GRAPH})
+GRAPHS = frozenset({BatchPath.PIECEWISE_GRAPH, BatchPath.FULL_GRAPH, BatchPath.PREFILL_GRAPH})
 
 
 class Batch(Model):
     """The truth about one batch, before any padding."""
 
     kind: Literal["batch"] = "batch"
-    path: Path
+    path: BatchPath
     real: Counts = Field(min_length=1, description="R per DP rank: tokens of requests")
     emitted: Layout = Field(description="the layout in which rows reach the capturer")
     graphs: tuple[PositiveInt, ...] = Field(
@@ -69,11 +69,11 @@ class Batch(Model):
         if self.path in GRAPHS and not self.graphs:
             msg = f"{self.path} needs the sizes of the graphs"
             raise ValueError(msg)
-        if (self.path is Path.COMPACT_REPLAY) != (self.kept is not None):
-            msg = f"rows kept belong to {Path.COMPACT_REPLAY}, and to it alone"
+        if (self.path is BatchPath.COMPACT_REPLAY) != (self.kept is not None):
+            msg = f"rows kept belong to {BatchPath.COMPACT_REPLAY}, and to it alone"
             raise ValueError(msg)
-        if (self.path is Path.MICROBATCHES) != (self.microbatches > 1):
-            msg = f"more than one microbatch belongs to {Path.MICROBATCHES}, and to it alone"
+        if (self.path is BatchPath.MICROBATCHES) != (self.microbatches > 1):
+            msg = f"more than one microbatch belongs to {BatchPath.MICROBATCHES}, and to it alone"
             raise ValueError(msg)
         if any(count % self.width for count in self.real):
             msg = f"real rows {self.real} are no multiples of the width {self.width}"

@@ -6,7 +6,7 @@ An engine that exposes one of these surfaces names it in its profile and has a m
 
 from typing import NamedTuple, Protocol
 
-from routeproof_spec import Batch, Layout, Path, Rank, Routing, Surface, Topology
+from routeproof_spec import Batch, BatchPath, Layout, Rank, Routing, Surface, Topology
 
 Ids = tuple[tuple[int, ...], ...]
 Mask = tuple[bool, ...]
@@ -40,7 +40,7 @@ class ContextBuilder(Protocol):
     """What makes the context of a step; it is asked rank by rank, and keeps nothing."""
 
     @property
-    def paths(self) -> frozenset[Path]:
+    def paths(self) -> frozenset[BatchPath]:
         """Ways of the engine that can be driven; scenarios on others are *unsupported*."""
         ...
 

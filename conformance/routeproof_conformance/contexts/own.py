@@ -2,11 +2,11 @@
 
 import inspect
 from hashlib import sha256
-from pathlib import Path as FilePath
+from pathlib import Path
 
 from routeproof_reference import context as model
 from routeproof_reference import right_context, tensors
-from routeproof_spec import Batch, Layout, Path, Rank, Topology
+from routeproof_spec import Batch, BatchPath, Layout, Rank, Topology
 
 from routeproof_conformance.contexts.engine import Mask, Told
 
@@ -14,14 +14,14 @@ from routeproof_conformance.contexts.engine import Mask, Told
 class ReferenceContexts:
     """Tells what a right context builder tells."""
 
-    paths = frozenset(Path)
+    paths = frozenset(BatchPath)
     layouts = frozenset(Layout)
     takes_mask = True
 
     @property
     def digests(self) -> dict[str, str]:
         """The file of the model."""
-        path = FilePath(inspect.getfile(model))
+        path = Path(inspect.getfile(model))
         return {f"routeproof_reference/{path.name}": sha256(path.read_bytes()).hexdigest()}
 
     def tell(self, topology: Topology, batch: Batch, rank: Rank, mask: Mask | None) -> tuple[Told, ...]:

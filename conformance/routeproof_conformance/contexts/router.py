@@ -8,7 +8,7 @@ replicas, which on the CPU maps nothing.
 
 from functools import lru_cache
 from hashlib import sha256
-from pathlib import Path as FilePath
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,14 +26,14 @@ FILES = tuple(f"{_FOLDER}/{name}.py" for name in ("fused_moe_router", "base_rout
 class VllmRouter:
     """The files of one vLLM."""
 
-    def __init__(self, root: FilePath, torch: Any) -> None:  # noqa: ANN401 - torch is optional
+    def __init__(self, root: Path, torch: Any) -> None:  # noqa: ANN401 - torch is optional
         """Load the files below `root`, which holds the package `vllm`."""
         self._torch = torch
         self._modules: dict[str, ModuleType] = {}
         self.digests = {}
         for file in FILES:
             self.digests[file] = sha256((root / file).read_bytes()).hexdigest()
-            name = FilePath(file).stem
+            name = Path(file).stem
             stubs = {**_stubs(), **{f"{_PACKAGE}.{key}": made for key, made in self._modules.items()}}
             module = load_source(root / file, f"routeproof_router_{name}", stubs, optimize=False)
             self._modules[name] = module
@@ -90,6 +90,6 @@ def _stubs() -> dict[str, ModuleType]:
 
 
 @lru_cache(maxsize=8)
-def router(root: FilePath, torch: Any) -> VllmRouter:  # noqa: ANN401
+def router(root: Path, torch: Any) -> VllmRouter:  # noqa: ANN401
     """Give the router of the files below `root`."""
     return VllmRouter(root, torch)

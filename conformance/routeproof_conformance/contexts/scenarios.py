@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from routeproof_spec import Batch, Layout, Path, Routing, Scenario, Topology
+from routeproof_spec import Batch, BatchPath, Layout, Routing, Scenario, Topology
 
 from routeproof_conformance.cases import matches
 from routeproof_conformance.cases.build import axes
@@ -56,13 +56,13 @@ def _scenario(
 def steps() -> Iterator[Scenario]:
     """Whole steps: the builder's function alone, eager, and in graphs."""
     for topology, real, emitted in _STEPS:
-        piecewise = Batch(path=Path.PIECEWISE_GRAPH, real=real, emitted=emitted, graphs=_GRAPHS)
-        alone = Batch(path=Path.FUNCTION, real=real, emitted=emitted)
+        piecewise = Batch(path=BatchPath.PIECEWISE_GRAPH, real=real, emitted=emitted, graphs=_GRAPHS)
+        alone = Batch(path=BatchPath.FUNCTION, real=real, emitted=emitted)
         yield _scenario("LAY-11/eager-function", topology, alone, piecewise, source="vLLM #61388")
-        eager = Batch(path=Path.EAGER, real=real, emitted=emitted)
+        eager = Batch(path=BatchPath.EAGER, real=real, emitted=emitted)
         yield _scenario("LAY-11/eager-step", topology, eager)
         yield _scenario("LAY-11/piecewise-graph", topology, piecewise)
-        full = Batch(path=Path.FULL_GRAPH, real=real, emitted=emitted, graphs=_GRAPHS)
+        full = Batch(path=BatchPath.FULL_GRAPH, real=real, emitted=emitted, graphs=_GRAPHS)
         yield _scenario("LAY-11/full-graph", topology, full, piecewise, source="vLLM #61388")
 
 
@@ -72,7 +72,7 @@ def speculative() -> Iterator[Scenario]:
         for requests in ((3, 2), (2, 4)):
             real = tuple(count * width for count in requests)
             batch = Batch(
-                path=Path.FULL_GRAPH, real=real, emitted=Layout.CROSS_DP, graphs=(2, 4), width=width
+                path=BatchPath.FULL_GRAPH, real=real, emitted=Layout.CROSS_DP, graphs=(2, 4), width=width
             )
             plain = batch.model_copy(update={"real": requests, "width": 1})
             yield _scenario("LAY-11/verified-rows", _DP2, batch, plain, at={"width": width})
@@ -82,7 +82,7 @@ def prefill() -> Iterator[Scenario]:
     """Give a prefill graph after no decode graph, after a smaller one, and after one of the same size."""
     for earlier in (None, 2, 8):
         batch = Batch(
-            path=Path.PREFILL_GRAPH, real=(5, 7), emitted=Layout.CROSS_DP, graphs=(2, 8), earlier=earlier
+            path=BatchPath.PREFILL_GRAPH, real=(5, 7), emitted=Layout.CROSS_DP, graphs=(2, 8), earlier=earlier
         )
         same = batch.model_copy(update={"earlier": 8})
         yield _scenario("LAY-11/prefill-graph", _DP2, batch, same, at={"earlier": earlier or "none"})
@@ -91,7 +91,7 @@ def prefill() -> Iterator[Scenario]:
 def graph_extent() -> Iterator[Scenario]:
     """Four DP ranks, eager and in a graph of 32 rows a rank (C6)."""
     topology, real = Topology(dp=4), (11, 13, 17, 19)
-    for path, graphs in ((Path.EAGER, ()), (Path.FULL_GRAPH, (32,))):
+    for path, graphs in ((BatchPath.EAGER, ()), (BatchPath.FULL_GRAPH, (32,))):
         batch = Batch(path=path, real=real, emitted=Layout.CROSS_DP, graphs=graphs)
         more = {"graph": graphs[0] if graphs else "none"}
         yield _scenario("LAY-11/graph-extent", topology, batch, source="SGLang #30712", at=more)
@@ -106,8 +106,10 @@ def microbatches() -> Iterator[Scenario]:
         (_BOTH, (9, 8), Layout.GATHERED_SHARDS),
     ):
         for graphs in ((), (8, 16)):
-            batch = Batch(path=Path.MICROBATCHES, real=real, emitted=emitted, graphs=graphs, microbatches=2)
-            whole = Batch(path=Path.EAGER, real=real, emitted=emitted)
+            batch = Batch(
+                path=BatchPath.MICROBATCHES, real=real, emitted=emitted, graphs=graphs, microbatches=2
+            )
+            whole = Batch(path=BatchPath.EAGER, real=real, emitted=emitted)
             more = {"graph": graphs[0] if graphs else "none"}
             yield _scenario("LAY-11/microbatches", topology, batch, whole, source="vLLM #57184", at=more)
 
@@ -121,7 +123,7 @@ def compact_replay() -> Iterator[Scenario]:
         (_BOTH, (9, 6), (3, 5), Layout.TP_SHARD),
     ):
         for graphs in ((), _GRAPHS):
-            batch = Batch(path=Path.COMPACT_REPLAY, real=real, emitted=emitted, graphs=graphs, kept=kept)
+            batch = Batch(path=BatchPath.COMPACT_REPLAY, real=real, emitted=emitted, graphs=graphs, kept=kept)
             more = {"kept": kept, "graph": int(bool(graphs))}
             yield _scenario("LAY-11/compact-replay", topology, batch, source="vLLM #61643", at=more)
 
@@ -129,7 +131,11 @@ def compact_replay() -> Iterator[Scenario]:
 def sharded_masks() -> Iterator[Scenario]:
     """Hand over a padding mask that is a shard: neither its length nor its content counts."""
     for topology, real in ((_TP2, (5,)), (_TP4, (9,)), (_TP4, (3,)), (_BOTH, (5, 3))):
-        for path, graphs in ((Path.FUNCTION, ()), (Path.EAGER, ()), (Path.FULL_GRAPH, _GRAPHS)):
+        for path, graphs in (
+            (BatchPath.FUNCTION, ()),
+            (BatchPath.EAGER, ()),
+            (BatchPath.FULL_GRAPH, _GRAPHS),
+        ):
             batch = Batch(path=path, real=real, emitted=Layout.TP_SHARD, graphs=graphs)
             yield _scenario("LAY-07/sharded-mask", topology, batch, rules=(), at={"path": path})
 

@@ -12,12 +12,12 @@ import bisect
 from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
-from pathlib import Path as FilePath
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from routeproof_reference import physical
-from routeproof_spec import Batch, Layout, Path, Rank, Topology
+from routeproof_spec import Batch, BatchPath, Layout, Rank, Topology
 
 from routeproof_conformance.contexts import source
 from routeproof_conformance.contexts.engine import Mask, Told
@@ -34,11 +34,11 @@ FILES = (_SLICES, _RUNNER, _BUCKETS, _GRAPHS)
 class SglangContexts:
     """The files of one SGLang; asked rank by rank."""
 
-    paths = frozenset({Path.EAGER, Path.FULL_GRAPH, Path.PREFILL_GRAPH})
+    paths = frozenset({BatchPath.EAGER, BatchPath.FULL_GRAPH, BatchPath.PREFILL_GRAPH})
     layouts = frozenset({Layout.CROSS_DP})
     takes_mask = False
 
-    def __init__(self, root: FilePath) -> None:
+    def __init__(self, root: Path) -> None:
         """Take the files below `root`, which holds the package `sglang`."""
         self._root = root
         self.digests = {file: sha256((root / file).read_bytes()).hexdigest() for file in FILES}
@@ -48,15 +48,15 @@ class SglangContexts:
         del mask
         rows: int | None = None
         runner = self._graph_runner(batch, topology)
-        graph = batch.path is Path.FULL_GRAPH
-        if batch.path is Path.PREFILL_GRAPH:
+        graph = batch.path is BatchPath.FULL_GRAPH
+        if batch.path is BatchPath.PREFILL_GRAPH:
             graph = source.execute(self._root / _RUNNER, _says_graph, 0, {})["can_run_graph"]
-        if batch.path is Path.FULL_GRAPH:
+        if batch.path is BatchPath.FULL_GRAPH:
             rows = self._replay(runner, batch, batch.real, rank)
         elif batch.earlier is not None:
             self._replay(runner, batch, (batch.earlier * batch.width,) * topology.dp, rank)
         # A prefill graph pads every DP rank to its bucket before it runs, and the batch says so.
-        counts = physical(batch) if batch.path is Path.PREFILL_GRAPH else batch.real
+        counts = physical(batch) if batch.path is BatchPath.PREFILL_GRAPH else batch.real
         forward_batch = StubObject("ForwardBatch", global_num_tokens_cpu=list(counts))
         told = self._forward_end(runner, forward_batch, graph=graph)
         extent = told["cuda_graph_batch"] if told["can_run_graph"] else None
@@ -172,6 +172,6 @@ def _says_graph(node: ast.stmt) -> bool:
 
 
 @lru_cache(maxsize=8)
-def contexts(root: FilePath) -> SglangContexts:
+def contexts(root: Path) -> SglangContexts:
     """Give the builder of the files below `root`."""
     return SglangContexts(root)

@@ -12,12 +12,12 @@ import threading
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from routeproof_reference import physical
-from routeproof_spec import Batch, Layout, Path, Rank, Topology
+from routeproof_spec import Batch, BatchPath, Layout, Rank, Topology
 
 from routeproof_conformance.contexts import source
 from routeproof_conformance.contexts import vllm_files as files
@@ -57,17 +57,17 @@ class VllmContexts:
         self._mode = loaded.mode
         self._forward = loaded.forward
         self.digests = loaded.digests
-        without = {Path.PREFILL_GRAPH} | (set() if loaded.replays else {Path.COMPACT_REPLAY})
-        self.paths = frozenset(Path) - without
+        without = {BatchPath.PREFILL_GRAPH} | (set() if loaded.replays else {BatchPath.COMPACT_REPLAY})
+        self.paths = frozenset(BatchPath) - without
 
     def tell(self, topology: Topology, batch: Batch, rank: Rank, mask: Mask | None) -> tuple[Told, ...]:
         """Bring the batch to its layers on its path, and read the forward context there."""
         self._files.seat = StubObject("Seat", rank=rank.tp, size=topology.tp)
         config = _config(topology, batch, rank)
-        if batch.path is Path.COMPACT_REPLAY:
+        if batch.path is BatchPath.COMPACT_REPLAY:
             return (self._replay(batch, rank, config),)
         padded = self._pad(topology, batch, rank, config)
-        if batch.path is Path.MICROBATCHES:
+        if batch.path is BatchPath.MICROBATCHES:
             return self._microbatches(batch, rank, config, padded)
         seen: list[Told] = []
 
@@ -77,8 +77,8 @@ class VllmContexts:
         given = (False,) * padded.rows if mask is None else mask
         is_padding = self._torch.tensor(given, dtype=self._torch.bool)
         forward = {
-            Path.FUNCTION: self._alone,
-            Path.FULL_GRAPH: self._recorded,
+            BatchPath.FUNCTION: self._alone,
+            BatchPath.FULL_GRAPH: self._recorded,
         }.get(batch.path, self._step)
         forward(config, padded, is_padding, model)
         return tuple(told._replace(rows=padded.rows) for told in seen)
@@ -87,7 +87,7 @@ class VllmContexts:
         """Choose a graph, and let the DP ranks agree as vLLM does."""
         mode = self._mode.NONE
         if batch.graphs:
-            mode = self._mode.PIECEWISE if batch.path is Path.PIECEWISE_GRAPH else self._mode.FULL
+            mode = self._mode.PIECEWISE if batch.path is BatchPath.PIECEWISE_GRAPH else self._mode.FULL
 
         def dispatch(_: int, tokens: int, *__: object, num_ubatches: int = 1, **___: object) -> Any:  # noqa: ANN401
             slots = next(size for size in batch.graphs if size * batch.width >= tokens)
@@ -122,7 +122,7 @@ class VllmContexts:
                     dp_size=topology.dp,
                     dp_rank=dp,
                     parallel_config=config.parallel_config,
-                    allow_ubatching=batch.path is Path.MICROBATCHES,
+                    allow_ubatching=batch.path is BatchPath.MICROBATCHES,
                 )
             except _MetError:
                 continue
@@ -364,6 +364,6 @@ def _makes_metadata(node: ast.stmt) -> bool:
 
 
 @lru_cache(maxsize=8)
-def contexts(root: FilePath, torch: Any) -> VllmContexts:  # noqa: ANN401
+def contexts(root: Path, torch: Any) -> VllmContexts:  # noqa: ANN401
     """Give the builder of the files below `root`; loading them takes a while, so it is kept."""
     return VllmContexts(VllmFiles(root, torch))

@@ -4,7 +4,7 @@ import ast
 import enum
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path as FilePath
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -30,7 +30,7 @@ FILES = (FORWARD, MODES, SHARDS, REPLAY, GRAPHS, AGREE, RUNNER, CONTEXTS, SLICES
 class VllmFiles:
     """What is loaded once; `seat` is whoever asks."""
 
-    def __init__(self, root: FilePath, torch: Any) -> None:  # noqa: ANN401 - torch is optional
+    def __init__(self, root: Path, torch: Any) -> None:  # noqa: ANN401 - torch is optional
         """Load the files below `root`, which holds the package `vllm`."""
         self.root = root
         self.torch = torch
@@ -63,7 +63,7 @@ class VllmFiles:
             name: value if isinstance(value, ModuleType) else StubModule(name, **value)
             for name, value in given.items()
         }
-        name = f"routeproof_context_{FilePath(file).stem}"
+        name = f"routeproof_context_{Path(file).stem}"
         return load_source(self.root / file, name, stubs, optimize=False)
 
     def _forward_stubs(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class VllmFiles:
         }
 
 
-def _functions(path: FilePath, names: dict[str, Any]) -> dict[str, Any]:
+def _functions(path: Path, names: dict[str, Any]) -> dict[str, Any]:
     """Give what cuts a batch into microbatches, and decides whether to."""
     wanted = (
         "UBatchSlice",
