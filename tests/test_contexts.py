@@ -3,6 +3,8 @@
 # ruff: noqa: ARG002 - fakes take what they are given
 
 import json
+import subprocess
+import sys
 
 import pytest
 from routeproof_conformance.cases import all_cases
@@ -366,3 +368,9 @@ def test_a_debugger_has_no_rank_to_stop_in():
     done = CliRunner().invoke(app, ["run", "--debug-rank", "0", "--case", case])
     assert done.exit_code == 2
     assert Run(load("reference"), ("simulated",)).verdict == "nothing-ran"
+
+
+@pytest.mark.parametrize("module", ["published", "router", "sglang", "vllm", "run", "scenarios"])
+def test_a_module_is_importable_first(module):
+    command = [sys.executable, "-c", f"import routeproof_conformance.contexts.{module}"]
+    assert subprocess.run(command, capture_output=True, check=False, timeout=60).stderr == b""

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from routeproof_conformance.contexts.published import VLLM_FILES
+from routeproof_conformance.contexts.files import VLLM_FILES
 from routeproof_conformance.engines.errors import EngineError
 from routeproof_conformance.engines.fetch import cached, fetch_command
 

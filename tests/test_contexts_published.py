@@ -6,7 +6,16 @@ from collections import Counter
 import pytest
 import torch
 from routeproof_conformance.contexts import router, sglang, vllm, vllm_files
-from routeproof_conformance.contexts.published import SGLANG_FILES, VLLM_FILES, package_root
+from routeproof_conformance.contexts.files import (
+    AGREE,
+    CONTEXTS,
+    FORWARD,
+    SGLANG_FILES,
+    SHARDS,
+    VLLM_FILES,
+    VLLM_ROUTER,
+)
+from routeproof_conformance.contexts.published import package_root
 from routeproof_conformance.contexts.run import run_scenario
 from routeproof_conformance.contexts.scenarios import select_scenarios
 from routeproof_conformance.engines import EngineError, load
@@ -18,13 +27,7 @@ from routeproof_conformance.worlds.simulated import SimulatedWorld
 from routeproof_spec import Surface, Verdict
 
 pytestmark = pytest.mark.published
-FORWARD, SHARDS, CONTEXTS, AGREE = (
-    vllm_files.FORWARD,
-    vllm_files.SHARDS,
-    vllm_files.CONTEXTS,
-    vllm_files.AGREE,
-)
-BASE = router.FILES[1]
+BASE = VLLM_ROUTER[1]
 FILES = {"vllm": VLLM_FILES, "sglang": SGLANG_FILES}
 
 

@@ -4,26 +4,22 @@ from pathlib import Path
 
 from routeproof_spec import Surface
 
-from routeproof_conformance.contexts import router, sglang, vllm, vllm_files
+from routeproof_conformance.contexts import files, router, sglang, vllm
 from routeproof_conformance.contexts.engine import Probe
 from routeproof_conformance.engines.errors import EngineError
 from routeproof_conformance.engines.fetch import cache_root, cached
 
-VLLM_FILES = (*vllm_files.FILES, *router.FILES)
-SGLANG_FILES = sglang.FILES
-"""What `engines fetch` keeps of a wheel for these surfaces."""
-
 
 def vllm_probe(root: Path, version: str, surface: Surface, torch: object) -> Probe:
     """Give a surface of the vLLM whose package lies below `root`."""
-    files = router.FILES if surface is Surface.ROUTER else vllm_files.FILES
-    _check("vllm", version, root, files)
+    needed = files.VLLM_ROUTER if surface is Surface.ROUTER else files.VLLM_CONTEXT
+    _check("vllm", version, root, needed)
     return router.router(root, torch) if surface is Surface.ROUTER else vllm.contexts(root, torch)
 
 
 def sglang_probe(root: Path, version: str) -> Probe:
     """Give the context builder of the SGLang whose package lies below `root`."""
-    _check("sglang", version, root, sglang.FILES)
+    _check("sglang", version, root, files.SGLANG_FILES)
     return sglang.contexts(root)
 
 
@@ -35,11 +31,11 @@ def package_root(path: Path, file: str) -> Path:
     return root
 
 
-def _check(package: str, version: str, root: Path, files: tuple[str, ...]) -> None:
+def _check(package: str, version: str, root: Path, needed: tuple[str, ...]) -> None:
     """Refuse files that are missing; those in the cache must be the ones fetched."""
     if root == (cache_root() / f"{package}-{version}").resolve():
-        cached(package, version, files)
+        cached(package, version, needed)
         return
-    missing = [file for file in files if not (root / file).is_file()]
+    missing = [file for file in needed if not (root / file).is_file()]
     if missing:
         raise EngineError(f"the {package} {version} in {root} lacks {', '.join(missing)}")

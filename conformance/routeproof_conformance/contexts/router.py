@@ -14,13 +14,11 @@ from typing import Any
 
 from routeproof_spec import Routing
 
+from routeproof_conformance.contexts import files
 from routeproof_conformance.contexts.engine import Ids, Routed
 from routeproof_conformance.engines.stubs import StubModule, StubObject, load_source
 
-_FOLDER = "vllm/model_executor/layers/fused_moe/router"
-_PACKAGE = _FOLDER.replace("/", ".")
-FILES = tuple(f"{_FOLDER}/{name}.py" for name in ("fused_moe_router", "base_router", "cpu_router"))
-"""What is driven."""
+_PACKAGE = files.ROUTER.replace("/", ".")
 
 
 class VllmRouter:
@@ -31,7 +29,7 @@ class VllmRouter:
         self._torch = torch
         self._modules: dict[str, ModuleType] = {}
         self.digests = {}
-        for file in FILES:
+        for file in files.VLLM_ROUTER:
             self.digests[file] = sha256((root / file).read_bytes()).hexdigest()
             name = Path(file).stem
             stubs = {**_stubs(), **{f"{_PACKAGE}.{key}": made for key, made in self._modules.items()}}

@@ -19,16 +19,9 @@ from typing import Any
 from routeproof_reference import physical
 from routeproof_spec import Batch, BatchPath, Layout, Rank, Topology
 
-from routeproof_conformance.contexts import source
+from routeproof_conformance.contexts import files, source
 from routeproof_conformance.contexts.engine import Mask, Told
 from routeproof_conformance.engines.stubs import StubObject
-
-_SLICES = "sglang/srt/layers/dp_attention.py"
-_RUNNER = "sglang/srt/model_executor/model_runner.py"
-_BUCKETS = "sglang/srt/model_executor/runner/base_cuda_graph_runner.py"
-_GRAPHS = "sglang/srt/model_executor/runner/decode_cuda_graph_runner.py"
-FILES = (_SLICES, _RUNNER, _BUCKETS, _GRAPHS)
-"""What is driven."""
 
 
 class SglangContexts:
@@ -41,7 +34,7 @@ class SglangContexts:
     def __init__(self, root: Path) -> None:
         """Take the files below `root`, which holds the package `sglang`."""
         self._root = root
-        self.digests = {file: sha256((root / file).read_bytes()).hexdigest() for file in FILES}
+        self.digests = {file: sha256((root / file).read_bytes()).hexdigest() for file in files.SGLANG_FILES}
 
     def tell(self, topology: Topology, batch: Batch, rank: Rank, mask: Mask | None) -> tuple[Told, ...]:
         """Run the end of a forward pass, and note what the capturer is told."""
@@ -50,7 +43,7 @@ class SglangContexts:
         runner = self._graph_runner(batch, topology)
         graph = batch.path is BatchPath.FULL_GRAPH
         if batch.path is BatchPath.PREFILL_GRAPH:
-            graph = source.execute(self._root / _RUNNER, _says_graph, 0, {})["can_run_graph"]
+            graph = source.execute(self._root / files.SGLANG_RUNNER, _says_graph, 0, {})["can_run_graph"]
         if batch.path is BatchPath.FULL_GRAPH:
             rows = self._replay(runner, batch, batch.real, rank)
         elif batch.earlier is not None:
@@ -68,9 +61,9 @@ class SglangContexts:
 
     def _graph_runner(self, batch: Batch, topology: Topology) -> SimpleNamespace:
         """Give a decode graph runner that has replayed nothing yet; attributes are settable, as there."""
-        path = self._root / _GRAPHS
+        path = self._root / files.SGLANG_GRAPHS
         most = source.define(path, ("_max_dp_batch_size",), {})["_max_dp_batch_size"]
-        buckets = self._root / _BUCKETS
+        buckets = self._root / files.SGLANG_BUCKETS
         bucket = source.define(buckets, ("_pad_to_bucket",), {"bisect": bisect})["_pad_to_bucket"]
         nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
         no_draft = StubObject("SpecAlgorithm", is_dflash_family=lambda: False)
@@ -121,14 +114,16 @@ class SglangContexts:
             input_embeds=None,
             spec_info=None,
         )
-        source.define(self._root / _GRAPHS, ("load_batch",), {})["load_batch"](runner, forward_batch)
+        source.define(self._root / files.SGLANG_GRAPHS, ("load_batch",), {})["load_batch"](
+            runner, forward_batch
+        )
         return filled["padded_num_tokens"]
 
     def _forward_end(
         self, runner: SimpleNamespace, forward_batch: StubObject, *, graph: bool
     ) -> dict[str, Any]:
         """Run the model runner's statement that calls the capturer after a forward pass."""
-        path = self._root / _RUNNER
+        path = self._root / files.SGLANG_RUNNER
         noted: dict[str, Any] = {}
         capturer = StubObject("Capturer", on_forward_end=lambda **told: noted.update(told))
         source.execute(
@@ -147,7 +142,7 @@ class SglangContexts:
 
     def _local_slice(self, topology: Topology, rank: Rank) -> Any:  # noqa: ANN401 - SGLang's function
         """Give the function with which the capturer finds the own rows."""
-        path = self._root / _SLICES
+        path = self._root / files.SGLANG_SLICES
         wanted = ("world_dp_gather_enabled", "dp_gather_slot", "dp_gather_width", "dp_slot_in")
         last = "get_dp_local_slice_cpu"
         dp_flags = StubObject("DpFlags", scoped_gather_slot=None, use_world_group_for_gather=False)

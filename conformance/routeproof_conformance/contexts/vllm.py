@@ -19,8 +19,7 @@ import numpy as np
 from routeproof_reference import physical
 from routeproof_spec import Batch, BatchPath, Layout, Rank, Topology
 
-from routeproof_conformance.contexts import source
-from routeproof_conformance.contexts import vllm_files as files
+from routeproof_conformance.contexts import files, source
 from routeproof_conformance.contexts.engine import Mask, Told
 from routeproof_conformance.contexts.vllm_files import VllmFiles
 from routeproof_conformance.engines.stubs import StubObject

@@ -10,21 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from routeproof_conformance.contexts import source
+from routeproof_conformance.contexts import files, source
 from routeproof_conformance.engines.stubs import StubModule, StubObject, load_source
-
-FORWARD = "vllm/forward_context.py"
-MODES = "vllm/config/compilation.py"
-SHARDS = "vllm/models/common/ops/sequence_parallel.py"
-REPLAY = "vllm/models/deepseek_v41/nvidia/model_state.py"
-GRAPHS = "vllm/v1/worker/gpu/cudagraph_utils.py"
-AGREE = "vllm/v1/worker/gpu/dp_utils.py"
-RUNNER = "vllm/v1/worker/gpu/model_runner.py"
-CONTEXTS = "vllm/v1/worker/gpu/ubatch_utils.py"
-SLICES = "vllm/v1/worker/ubatch_utils.py"
-THREADS = "vllm/v1/worker/ubatching.py"
-FILES = (FORWARD, MODES, SHARDS, REPLAY, GRAPHS, AGREE, RUNNER, CONTEXTS, SLICES, THREADS)
-"""What is driven."""
 
 
 class VllmFiles:
@@ -34,17 +21,17 @@ class VllmFiles:
         """Load the files below `root`, which holds the package `vllm`."""
         self.root = root
         self.torch = torch
-        self.digests = {file: sha256((root / file).read_bytes()).hexdigest() for file in FILES}
-        self.mode = source.define(root / MODES, ("CUDAGraphMode",), {"enum": enum})["CUDAGraphMode"]
+        self.digests = {file: sha256((root / file).read_bytes()).hexdigest() for file in files.VLLM_CONTEXT}
+        self.mode = source.define(root / files.MODES, ("CUDAGraphMode",), {"enum": enum})["CUDAGraphMode"]
         shared = {"dataclass": dataclass, "CUDAGraphMode": self.mode, "np": np}
         described = "BatchExecutionDescriptor"
-        self.batch_desc = source.define(root / GRAPHS, (described,), shared)[described]
-        self.slices = _functions(root / SLICES, shared)
+        self.batch_desc = source.define(root / files.GRAPHS, (described,), shared)[described]
+        self.slices = _functions(root / files.SLICES, shared)
         self.seat = StubObject("Seat", rank=0, size=1)
-        self.forward = self._load(FORWARD, self._forward_stubs())
-        self.shards = self._load(SHARDS, self._shard_stubs())
+        self.forward = self._load(files.FORWARD, self._forward_stubs())
+        self.shards = self._load(files.SHARDS, self._shard_stubs())
         self.threads = self._load(
-            THREADS,
+            files.THREADS,
             {
                 "vllm.forward_context": self.forward,
                 "vllm.logger": {"init_logger": lambda _: None},
@@ -55,7 +42,7 @@ class VllmFiles:
     @property
     def replays(self) -> bool:
         """Whether this version makes a context for a compact replay."""
-        nodes = ast.walk(source.tree(self.root / REPLAY))
+        nodes = ast.walk(source.tree(self.root / files.REPLAY))
         return any(source.calls(node, "create_forward_context") for node in nodes)
 
     def _load(self, file: str, given: dict[str, Any]) -> ModuleType:

@@ -9,7 +9,7 @@ from typing import cast
 
 from routeproof_spec import EngineProfile
 
-from routeproof_conformance.contexts.published import SGLANG_FILES, VLLM_FILES
+from routeproof_conformance.contexts.files import SGLANG_FILES, VLLM_FILES
 from routeproof_conformance.engine import Engine
 from routeproof_conformance.engines import fetch, sglang
 from routeproof_conformance.engines.errors import EngineError
@@ -35,8 +35,17 @@ BUILT_IN = {
 PUBLISHED_ENGINES: dict[str, tuple[str, ...]] = {PACKAGE: (FILE,), sglang.PACKAGE: sglang.FETCHED}
 """Engines of which `engines fetch` knows the files."""
 
-_BESIDE: dict[str, tuple[str, ...]] = {PACKAGE: VLLM_FILES, sglang.PACKAGE: SGLANG_FILES}
-"""What it keeps for other surfaces, where the version has it."""
+VLLM_DELIVERY = tuple(
+    f"vllm/distributed/aux_output_connector/{name}.py"
+    for name in ("connector", "store", "routed_experts", "worker")
+)
+"""What takes the rows from the capturer to the requests, from 0.31 on."""
+
+_BESIDE: dict[str, tuple[str, ...]] = {
+    PACKAGE: (*VLLM_FILES, *VLLM_DELIVERY),
+    sglang.PACKAGE: SGLANG_FILES,
+}
+"""What it keeps for other surfaces and for our plugin, where the version has it."""
 
 _OWN: dict[str, Callable[[], Engine]] = {
     "routeproof": RouteproofEngine,

@@ -24,7 +24,6 @@ import numpy as np
 from routeproof_spec import CaptureConfig, ElementType, EngineProfile, Layout, Rank, StepContext, Surface
 
 from routeproof_conformance.contexts.engine import Probe
-from routeproof_conformance.contexts.published import sglang_probe
 from routeproof_conformance.engine import Array, Communicator
 from routeproof_conformance.engines.errors import EngineError
 from routeproof_conformance.engines.fetch import cached
@@ -130,7 +129,9 @@ class SglangEngine:
 
     def probe(self, surface: Surface) -> Probe:  # noqa: ARG002 - it has one other surface
         """Give what drives the context builder, out of the capturer's callers."""
-        return sglang_probe(self._root.resolve(), self._version)
+        from routeproof_conformance.contexts import published  # noqa: PLC0415 - it imports this package
+
+        return published.sglang_probe(self._root.resolve(), self._version)
 
     def create(self, config: CaptureConfig, rank: Rank, comm: Communicator) -> "SglangRankEngine":
         """Make the capturer of one rank, in modules of its own."""

@@ -19,7 +19,6 @@ import numpy as np
 from routeproof_spec import CaptureConfig, ElementType, EngineProfile, Rank, StepContext, Surface
 
 from routeproof_conformance.contexts.engine import Probe
-from routeproof_conformance.contexts.published import package_root, vllm_probe
 from routeproof_conformance.engine import Array, Communicator
 from routeproof_conformance.engines.errors import EngineError
 from routeproof_conformance.engines.fetch import cached
@@ -149,7 +148,10 @@ class VllmEngine:
 
     def probe(self, surface: Surface) -> Probe:
         """Give what drives another surface, out of the files beside the capturer's."""
-        return vllm_probe(package_root(self._path, FILE), self._version, surface, require_torch("vLLM"))
+        from routeproof_conformance.contexts import published  # noqa: PLC0415 - it imports this package
+
+        root = published.package_root(self._path, FILE)
+        return published.vllm_probe(root, self._version, surface, require_torch("vLLM"))
 
     def create(self, config: CaptureConfig, rank: Rank, comm: Communicator) -> "VllmRankEngine":
         """Make the capturer of one rank, in a module of its own (executing the file takes 0.1 ms)."""
