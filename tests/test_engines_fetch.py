@@ -99,6 +99,14 @@ def test_a_second_fetch_adds_a_file_and_keeps_the_first(index: Path) -> None:
 
 
 @pytest.mark.usefixtures("cache")
+def test_optional_files_are_kept_where_the_wheel_has_them(index: Path) -> None:
+    make_wheel(index)
+    assert set(fetch("toy", "1.0", (FILE,), (FILE, OTHER, "toy/none.py")).digests) == {FILE, OTHER}
+    with pytest.raises(EngineError, match="no path inside a wheel"):
+        fetch("toy", "1.0", (FILE,), ("../other.py",))
+
+
+@pytest.mark.usefixtures("cache")
 def test_not_fetched_names_the_command() -> None:
     with pytest.raises(EngineError, match=r"`routeproof engines fetch toy==1\.0`"):
         cached("toy", "1.0", (FILE,))

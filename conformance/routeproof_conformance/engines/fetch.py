@@ -73,7 +73,7 @@ def fetch(name: str, version: str, files: tuple[str, ...], optional: tuple[str, 
     Of `optional`, those that the wheel has are put and given too.
     """
     folder = _folder(name, version)
-    _check_files(files)
+    _check_files((*files, *optional))
     root = folder.parent
     try:
         root.mkdir(parents=True, exist_ok=True)
