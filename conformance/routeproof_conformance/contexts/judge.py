@@ -90,7 +90,7 @@ def _wrong(true: Tensors, seen: Told, rank: Rank, emitted: Layout) -> Iterator[s
         told = "no offset is told" if seen.offset is None else f"told is offset {seen.offset}"
         yield f"{true.part.offset} rows of the step come before, and {told}"
     if seen.start not in (None, true.start):
-        yield f"{real}, so the own rows begin at row {true.start} of all; it takes {seen.start}"
+        yield f"the own rows begin at row {true.start} of all; it takes {seen.start}"
 
 
 def _consequence(true: Tensors, seen: Told, rank: Rank, emitted: Layout) -> str:

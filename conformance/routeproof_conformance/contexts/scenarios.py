@@ -38,7 +38,7 @@ def _scenario(
     batch: Batch,
     twin: Batch | None = None,
     rules: tuple[str, ...] = _RULES,
-    source: str = "derived",
+    source: str = "",
     at: Mapping[str, object] | None = None,
 ) -> Scenario:
     """Give a scenario and its twin; `at` are the further axes of its id."""
