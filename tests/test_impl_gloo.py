@@ -1,8 +1,10 @@
 """The capturer on real gloo processes: this file is also the program of one rank."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,8 +14,12 @@ LIMIT = 120
 """Seconds until ranks that hang are killed."""
 
 
-def run(size, work, folder):
-    """Run `work` on `size` ranks; give what each printed as its last line, as JSON."""
+LOST_AFTER = 10
+"""Seconds that a rank may wait in a collective of the group that loses one."""
+
+
+def run(size, work, folder, lost=None):
+    """Run `work` on `size` ranks; give what each printed as its last line, as JSON; None for a `lost` one."""
     command = [sys.executable, "-W", "error", __file__, work, str(size), str(folder / f"meet-{work}")]
     ranks = [
         subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -21,14 +27,17 @@ def run(size, work, folder):
     ]
     outputs = []
     try:
-        outputs = [rank.communicate(timeout=LIMIT)[0] for rank in ranks]
+        outputs = [
+            "null" if number == lost else rank.communicate(timeout=LIMIT)[0]
+            for number, rank in enumerate(ranks)
+        ]
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
             rank.stdout.close()
-    for rank, output in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, output
+    for number, (rank, output) in enumerate(zip(ranks, outputs, strict=True)):
+        assert number == lost or rank.returncode == 0, output
     return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
@@ -51,6 +60,13 @@ def test_a_rejected_step_leaves_no_rank_waiting(tmp_path):
     results = run(2, "rejected", tmp_path)
     assert [result["errors"] for result in results] == [["LayoutError", "LayerIndexError"]] * 2
     assert results[0]["published"] == [[row(token, 0)] for token in range(3)]
+
+
+@pytest.mark.parametrize("how", ["dies", "hangs"])
+def test_a_rank_lost_in_the_gather_is_an_error_for_the_others(how, tmp_path):
+    results = run(3, how, tmp_path, lost=1)
+    assert [result["error"] for result in results if result is not None] == ["RuntimeError"] * 2
+    assert all(result["seconds"] < 2 * LOST_AFTER for result in results if result is not None)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -98,6 +114,38 @@ def rejected(comm):
     capturer.end_step()
     snapshot = capturer.snapshot()
     return {"errors": errors, "published": None if snapshot is None else snapshot.numpy().tolist()}
+
+
+def dies(comm):
+    return lose_a_rank(comm, lambda: os._exit(3))
+
+
+def hangs(comm):
+    return lose_a_rank(comm, lambda: time.sleep(LIMIT))
+
+
+def lose_a_rank(comm, end):
+    """A step in which rank 1 does not reach the gather, after one that all ranks ended."""
+    group = dist.new_group(list(range(comm.size)), timeout=timedelta(seconds=LOST_AFTER))
+    capturer, rank = capturer_of(communicator.TorchCommunicator(group), layers=2)
+    for lost in (False, True):
+        capturer.begin_step(StepContext(counts=(6,), real=(6,)))
+        for layer in range(2):
+            capturer.capture(layer, shard(6, 2, rank, layer))
+        if lost and rank == 1:
+            end()
+        start = time.monotonic()
+        try:
+            capturer.end_step()
+            if lost and rank > 0:  # it has sent its rows, and learns in its next collective
+                comm_again = communicator.TorchCommunicator(group)
+                comm_again.all_gather(torch.zeros(1))
+        except RuntimeError as error:
+            os.write(
+                1, (json.dumps({"error": type(error).__name__, "seconds": time.monotonic() - start})).encode()
+            )
+            os._exit(0)
+    return {"error": None, "seconds": 0}
 
 
 def types(comm):
@@ -154,6 +202,7 @@ if __name__ == "__main__":
         world_size=int(world_size),
         timeout=timedelta(seconds=LIMIT / 2),
     )
-    done = {"shards": shards, "rejected": rejected, "types": types}[chosen](communicator.TorchCommunicator())
+    works = {"shards": shards, "rejected": rejected, "types": types, "dies": dies, "hangs": hangs}
+    done = works[chosen](communicator.TorchCommunicator())
     dist.destroy_process_group()
     print(json.dumps(done))  # noqa: T201
