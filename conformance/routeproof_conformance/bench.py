@@ -22,6 +22,8 @@ from routeproof_conformance.worlds.zygote import Zygote
 
 BASE = "vllm==0.33.0"
 ENGINES = ("routeproof", "routeproof-per-layer", BASE, "sglang==0.5.23")
+WIDE = 140
+"""Columns of the table where there is no terminal."""
 PATIENCE_SECONDS = 600.0
 """How long the ranks may be silent."""
 
@@ -119,12 +121,17 @@ def _rows(point: Point, found: list[dict[str, dict[str, Any]]]) -> list[Row]:
             "wire_bytes": sum(rank[name]["wire_bytes"] for rank in found),
             "device_bytes": max(rank[name]["device_bytes"] for rank in found),
         }
-        row["ratio_to_vllm"] = None if base is None else seen["median_ms"] / base["median_ms"]
-        row["layer_call_ratio_to_vllm"] = (
-            None if base is None else seen["layer_call_us"] / base["layer_call_us"]
-        )
+        row["ratio_to_vllm"] = _ratio(seen, base, "median_ms")
+        row["layer_call_ratio_to_vllm"] = _ratio(seen, base, "layer_call_us")
         made.append(row)
     return made
+
+
+def _ratio(seen: Row, base: Row | None, field: str) -> float | None:
+    """Compare a time; None where one of the two is missing."""
+    if base is None or base[field] is None or seen[field] is None:
+        return None
+    return float(seen[field] / base[field])
 
 
 def document(rows: list[Row], notes: list[str]) -> str:
@@ -154,6 +161,8 @@ def document(rows: list[Row], notes: list[str]) -> str:
 
 def show(out: Console, rows: list[Row], notes: list[str]) -> None:
     """Print a table."""
+    if not out.is_terminal:
+        out = Console(file=out.file, width=WIDE)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("layout", "tp", "layers", "T", "engine"):
         table.add_column(name, justify="right" if name in ("tp", "layers", "T") else "left")
@@ -166,17 +175,18 @@ def show(out: Console, rows: list[Row], notes: list[str]) -> None:
         last = place
         table.add_row(
             *first,
-            row["engine"] + (f" ({row['problem']})" if row["problem"] else ""),
-            f"{row['median_ms']:.3f}",
+            row["engine"],
+            "" if row["median_ms"] is None else f"{row['median_ms']:.3f}",
             _times(row["ratio_to_vllm"]),
-            f"{row['layer_call_us']:.2f}",
+            "" if row["layer_call_us"] is None else f"{row['layer_call_us']:.2f}",
             _share(row["layer_call_ratio_to_vllm"]),
             str(row["collectives"]),
             _size(row["wire_bytes"]),
             _size(row["device_bytes"]),
         )
     out.print(table)
-    for note in notes:
+    problems = {f"{row['engine']}: {row['problem']}" for row in rows if row["problem"]}
+    for note in [*notes, *sorted(problems)]:
         out.print(note, highlight=False)
 
 

@@ -25,6 +25,7 @@ class Panel(NamedTuple):
 
 def panels(rows: Sequence[dict[str, Any]]) -> list[Panel]:
     """Give time against tokens, for each layout, TP size and depth; then against layers and TP size."""
+    rows = [row for row in rows if row["median_ms"] is not None]
     found = _against(rows, "tokens", "tokens of a step", ("layout", "tp", "layers"))
     found += _against(rows, "layers", "captured layers", ("layout", "tp", "tokens"))
     return found + _against(rows, "tp", "TP ranks", ("layout", "tokens", "layers"))

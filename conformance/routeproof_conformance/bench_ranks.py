@@ -192,8 +192,12 @@ class _Comparison:
 
     def run(self) -> dict[str, dict[str, Any]]:
         """Warm up and check, then take turns."""
-        for driver in self.drivers:
-            self._check(driver)
+        for driver in list(self.drivers):
+            try:
+                self._check(driver)
+            except Exception as error:  # noqa: BLE001 - the others are measured without it
+                self.samples[driver.name].problem = f"{type(error).__name__}: {error}"
+                self.drivers.remove(driver)
         each = sum(self._step(driver)[0] for _ in range(2) for driver in self.drivers) / 2
         rounds = self.torch.tensor([min(max(int(self.job.seconds / each), LEAST_ROUNDS), MOST_ROUNDS)])
         self.dist.broadcast(rounds, 0)
@@ -204,6 +208,7 @@ class _Comparison:
                 sample = self.samples[driver.name]
                 sample.steps.append(whole)
                 sample.calls.append(calls / self.point.layers)
+            gc.collect(0)
         for driver in self.drivers:
             driver.adapter.close()
         return {name: sample.summary() for name, sample in self.samples.items()}
