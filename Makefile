@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test venv lint types fetch wheel clean
+.PHONY: run test venv lint types fetch wheel e2e-vllm clean
 
 run: $(READY)
 	$(BIN)/routeproof run
@@ -34,6 +34,11 @@ types: $(READY)
 fetch: $(READY)
 	for engine in vllm==0.28.0 vllm==0.30.0 vllm==0.31.0 vllm==0.32.0 vllm==0.33.0 sglang==0.5.23; do \
 		$(BIN)/routeproof engines fetch $$engine || exit; done
+
+# A real vLLM server on this machine's CPU, with our capturer in it, against transformers: see docs/vllm-plugin.md.
+# An environment of 3.5 GB, made anew unless VLLM_VENV names one to keep.
+e2e-vllm: $(READY)
+	$(BIN)/python tests/e2e/vllm/run.py $(if $(VLLM_VENV),--venv $(VLLM_VENV))
 
 wheel: $(READY)
 	rm -rf dist

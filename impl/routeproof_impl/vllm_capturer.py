@@ -197,7 +197,7 @@ class VllmCapturer:
             if now != self._now:
                 raise StepError(
                     f"a forward pass with counts {now.counts} inside a step with {self._now.counts}: "
-                    "steps run again on fewer rows are not supported"
+                    "passes of one step on different rows are not supported"
                 )
         else:
             self._settle()
