@@ -136,6 +136,8 @@ class VllmCapturer:
         self._context: weakref.ref[Any] | None = None
         self._now = Counted(None, None)
         self._open = self._real = self._recording = False
+        self._captured: set[int] = set()
+        self._layers: set[int] = set()
         self._recorded: dict[tuple[int, ...], Counted] = {}
         self._snapshot: Snapshot | None = None
 
@@ -158,14 +160,17 @@ class VllmCapturer:
         if self._context is None or self._context() is not context:
             self._enter(context)
         self._capturer.capture(layer_id, topk_ids)
+        self._captured.add(layer_id)
 
     def end(self, real: int, padded: int | None = None) -> None:
         """End the step with `real` tokens; `padded`: its physical tokens, if a graph was replayed.
 
         Called by every TP rank in mode "deferred". Raise StepError for a step without captures
-        that is no replay of a recorded graph.
+        that is no replay of a recorded graph, and for one with fewer layers than an earlier pass.
         """
-        if not self._open:
+        if self._open:
+            self._check_layers()
+        else:
             self._replay(real, padded)
         self._open = self._real = False
         self._context = None
@@ -203,12 +208,24 @@ class VllmCapturer:
             self._settle()
             self._capturer.begin_step(self._step(now, 0))
             self._now, self._open = now, True
+            self._captured.clear()
             self._recording = self._on_gpu and torch.cuda.is_current_stream_capturing()
         self._context = weakref.ref(context)
+
+    def _check_layers(self) -> None:
+        """Refuse a step in which layers are missing: they would be published as if they held expert 0."""
+        missing = self._layers - self._captured
+        if missing:
+            raise StepError(
+                f"layers {sorted(missing)} were not captured in this step, and were in an earlier pass"
+            )
+        self._layers |= self._captured
 
     def _settle(self) -> None:
         """Keep what a graph recorded; leave any other open step to be dropped."""
         recorded = self._open and self._recording
+        if self._open:
+            self._layers |= self._captured
         self._open = self._recording = False
         self._context = None
         if recorded and self._now.counts is not None:
