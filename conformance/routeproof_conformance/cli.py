@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from difflib import get_close_matches
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +22,8 @@ from routeproof_conformance.cases.coverage import coverage
 from routeproof_conformance.contexts.scenarios import all_scenarios, select_scenarios
 from routeproof_conformance.engines import BUILT_IN, EngineError, fetch_engine, load
 from routeproof_conformance.parallel import cores
+from routeproof_conformance.prove.command import prove
+from routeproof_conformance.prove.replay import read_case
 from routeproof_conformance.report.document import document
 from routeproof_conformance.report.explain import explain_rule, rules_table, schemas
 from routeproof_conformance.report.terminal import console, show_case, show_run
@@ -81,7 +84,12 @@ def _topologies(text: str | None) -> tuple[Topology, ...] | None:
 
 
 def _selected(case: str | None, rule: str | None, topology: str | None) -> tuple[AnyCase, ...]:
-    """Give the cases asked for; exit if there are none."""
+    """Give the cases asked for, or the one in a file; exit if there are none."""
+    if case is not None and case.endswith(".json"):
+        try:
+            return (read_case(Path(case)),)
+        except (OSError, ValueError) as error:
+            raise fail(f"--case {case}: no case can be read: {error}") from error
     if rule is not None and not find(rule):
         raise fail(f"--rule {rule}: no such rule; `routeproof list rules` lists them")
     wanted = case, rule, _topologies(topology)
@@ -111,7 +119,7 @@ def run(
         ),
     ] = None,
     rule: Annotated[str | None, typer.Option(help="Rule, pattern or group: LAY-02, LAY-*, LAY.")] = None,
-    case: Annotated[str | None, typer.Option(help="Case id; * and ? are wild.")] = None,
+    case: Annotated[str | None, typer.Option(help="Case id, * and ? wild; or a file with a case.")] = None,
     require: Annotated[Required, typer.Option(help="Exit 3 if the verdict is less.")] = Required.PARTIAL,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; the cores at hand if left out.")] = None,
     debug_rank: Annotated[
@@ -233,6 +241,9 @@ def explain(rule: Annotated[str, typer.Argument(help="Rule id, such as LAY-02.")
 def schema() -> None:
     """Print the JSON schemas of the models of the contract."""
     typer.echo(schemas())
+
+
+app.command()(prove)
 
 
 @engines_app.command("fetch")

@@ -8,8 +8,11 @@ from typing import Annotated
 
 import typer
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from routeproof_reference.proofs import established_by
 from routeproof_spec import CORE_RULES
 from routeproof_spec.rules import GROUPS, RULES
+
+from routeproof_conformance.cases.coverage import coverage
 
 BEGIN = "<!-- rules: begin -->"
 END = "<!-- rules: end -->"
@@ -24,7 +27,13 @@ def render() -> str:
         keep_trailing_newline=True,
     )
     template = environment.get_template("spec_rules.md.j2")
-    return template.render(rules=list(RULES.values()), groups=GROUPS, core=CORE_RULES)
+    return template.render(
+        rules=list(RULES.values()),
+        groups=GROUPS,
+        core=CORE_RULES,
+        proved={rule: established_by(rule) for rule in RULES},
+        tested={rule: coverage(rule) for rule in RULES},
+    )
 
 
 def updated(text: str) -> str:

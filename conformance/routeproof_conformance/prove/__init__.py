@@ -1,0 +1,1 @@
+"""Proofs over engines: bindings, replays, the table."""

@@ -1,0 +1,67 @@
+"""The `prove` command."""
+
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from routeproof_reference.proofs.registry import BY_ID
+
+from routeproof_conformance import parallel
+from routeproof_conformance.engines import EngineError
+from routeproof_conformance.prove import runner
+from routeproof_conformance.report import prove as report
+from routeproof_conformance.report.terminal import console
+
+OWN = ("reference", "routeproof")
+WIDE = 150
+
+
+def prove(
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="reference, routeproof, or a published one, such as vllm==0.33.0; both ours if left out."
+        ),
+    ] = None,
+    only: Annotated[str | None, typer.Option(help="Obligations, separated by commas.")] = None,
+    deep: Annotated[bool, typer.Option(help="Wider scopes; takes minutes.")] = False,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; the cores at hand if left out.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
+    ] = False,
+) -> None:
+    """Establish the contract's obligations by enumeration, SMT, CrossHair, Hypothesis and state search.
+
+    Exit 0: every MUST is established; 1: one is refuted or open; 2: usage, or code of an unknown
+    shape; 3: nothing was examined.
+    """
+    chosen = tuple(name.strip() for name in only.split(",")) if only else ()
+    unknown = [name for name in chosen if name not in BY_ID]
+    if unknown:
+        typer.echo(
+            f"routeproof: --only {unknown[0]}: no such obligation; there is {', '.join(BY_ID)}", err=True
+        )
+        raise typer.Exit(2)
+    start = time.monotonic()
+    err = Console(stderr=True, quiet=as_json)
+    try:
+        listed = runner.tasks((engine,) if engine else OWN, deep, chosen)
+        results = []
+        for found in runner.run(listed, deep, jobs or parallel.cores()):
+            results.append(found)
+            if not err.quiet:
+                said = f"{len(results)} of {len(listed)} {found.obligation}, {found.target}: {found.status}"
+                typer.echo(f"{said} ({found.seconds:.1f} s)", err=True)
+    except EngineError as error:
+        typer.echo(f"routeproof: {error}", err=True)
+        raise typer.Exit(2) from error
+    results = runner.in_order(results)
+    seconds = time.monotonic() - start
+    if as_json:
+        typer.echo(report.document(results, seconds))
+    else:
+        out = console()
+        out.width = max(out.width, WIDE)
+        report.show(out, results, seconds)
+    raise typer.Exit(runner.exit_code(results))

@@ -1,0 +1,53 @@
+"""Running CrossHair on contracts and on pairs of functions, and reading what it says."""
+
+import importlib.util
+import subprocess
+import sys
+
+from routeproof_reference.proofs.obligation import Check, OpenError, Status
+
+CONFIRMED = "Confirmed over all paths"
+EXHAUSTED = "All paths exhausted"
+BUDGET = 40.0
+"""Seconds per condition, and for a comparison."""
+
+
+def _crosshair(*arguments: str) -> str:
+    """Run it; raise OpenError where it is missing or does not end."""
+    if importlib.util.find_spec("crosshair") is None:
+        raise OpenError("CrossHair is not installed: pip install 'routeproof[prove]'")
+    command = [sys.executable, "-m", "crosshair.main", *arguments]
+    try:
+        done = subprocess.run(  # noqa: S603 - own interpreter, own arguments
+            command, capture_output=True, text=True, check=False, timeout=4 * BUDGET
+        )
+    except subprocess.TimeoutExpired as error:
+        raise OpenError(f"CrossHair did not end in {4 * BUDGET:.0f} s") from error
+    return done.stdout + done.stderr
+
+
+def check_contracts(module: str, functions: tuple[str, ...]) -> Check:
+    """Establish contracts: every one confirmed over all paths."""
+    names = [f"{module}.{function}" for function in functions]
+    budget = f"--per_condition_timeout={BUDGET:.0f}"
+    said = _crosshair("check", *names, "--analysis_kind=PEP316", "--report_all", budget)
+    lines = [line for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if ": error:" in line]
+    if errors:
+        return Check(Status.REFUTED, errors[0].split(": error:", 1)[1].strip())
+    confirmed = sum(CONFIRMED in line for line in lines)
+    if confirmed < len(functions):
+        return Check(Status.OPEN, f"{confirmed} of {len(functions)} confirmed: {' / '.join(lines)[:300]}")
+    return Check(Status.ESTABLISHED, f"{confirmed} contracts, all paths")
+
+
+def same(module: str, one: str, other: str) -> Check:
+    """Establish that two functions agree on all paths."""
+    said = _crosshair(
+        "diffbehavior", f"{module}.{one}", f"{module}.{other}", f"--per_condition_timeout={BUDGET:.0f}"
+    )
+    if EXHAUSTED in said:
+        return Check(Status.ESTABLISHED, "all paths")
+    if "Given" in said:
+        return Check(Status.REFUTED, " ".join(said.split())[:300])
+    return Check(Status.OPEN, f"not all paths in {BUDGET:.0f} s: {' '.join(said.split())[:200]}")

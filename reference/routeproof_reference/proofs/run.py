@@ -1,0 +1,122 @@
+"""Establishing one obligation about one target: which check, which controls."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from routeproof_reference.proofs import box, crosshair, examples, facts, protocol, smt
+from routeproof_reference.proofs.obligation import Check, Obligation, Result, UnknownShapeError, judge
+from routeproof_reference.proofs.registry import BY_ID, DECISIONS, FACTS, OBLIGATIONS, TARGET_FACTS
+from routeproof_reference.proofs.target import Target
+
+NEED_SETS = ("order", "order-any-set", "declared", "box-every-set", "contracts", "arrays")
+"""Obligations of code that takes any set of layouts, declarations, and flat ints."""
+
+ABOUT_LAYOUTS = (*(name for name in FACTS if name not in TARGET_FACTS), "producers")
+"""Obligations about layouts alone: asked once, with the reference."""
+
+CONTRACTS = ("cross_dp_tp2", "shards_tp2", "tp_shard_tp3", "full_tp4")
+
+FACT_SIZES: dict[str, tuple[int | None, ...]] = {
+    "shards-or-max": (2, 3, 8, None),
+    "padded-local-or-max": (2, 3, 8, None),
+    "no-fourth-pair": (2, None),
+    "lockstep": (2, 3, None),
+}
+"""TP sizes of the facts that take long; the others: FEW_TP_SIZES and any."""
+
+Examine = Callable[[str], Check]
+"""Gives the check of the subject (called with ""), or of a planted fault."""
+
+
+def names_for(target: Target, deep: bool) -> tuple[str, ...]:
+    """Give the obligations that this package can examine of a target."""
+    known = (*DECISIONS, *FACTS, *(item.id for item in OBLIGATIONS if item.id in _SEARCHES))
+    return tuple(
+        name
+        for name in known
+        if (deep or not BY_ID[name].deep)
+        and (target.configurable or name not in NEED_SETS)
+        and (target.name == "reference" or name not in ABOUT_LAYOUTS)
+    )
+
+
+def establish(name: str, target: Target, deep: bool = False, contracts: str = "") -> Result:
+    """Establish one obligation.
+
+    Args:
+        name: id of the obligation.
+        target: the code examined.
+        deep: wider scopes.
+        contracts: module with the contracts of this target; empty: the reference's.
+
+    """
+    return settle(BY_ID[name], target, examiner(name, target, deep, contracts))
+
+
+def settle(obligation: Obligation, target: Target, examine: Examine) -> Result:
+    """Judge an obligation, and time it."""
+    start = time.perf_counter()
+    own: dict[str, tuple[str, ...]] = getattr(target, "controls", {})
+    result = judge(obligation, target.name, examine, own.get(obligation.id))
+    return replace(result, seconds=time.perf_counter() - start)
+
+
+def examiner(name: str, target: Target, deep: bool, contracts: str) -> Examine:
+    """Give the check of an obligation."""
+    if name in DECISIONS and name != "lockstep":
+        return lambda fault: _decision(name, target, fault, deep)
+    if name in FACTS or name == "lockstep":
+        sizes = FACT_SIZES.get(name, (*smt.FEW_TP_SIZES, None))
+        return lambda fault: facts.establish(name, target, sizes if not fault else (2, None), fault)
+    return _SEARCHES[name](target, contracts)
+
+
+def _decision(name: str, target: Target, fault: str, deep: bool) -> Check:
+    if fault:
+        return smt.prove(target.faulty(fault), name, (2, 3))
+    sizes: tuple[int | None, ...] = (*smt.FEW_TP_SIZES, None)
+    if (name == "own-rows" and target.name != "routeproof") or (deep and name != "order-any-set"):
+        sizes = (*smt.TP_SIZES, None)
+    if name == "order-any-set":
+        sizes = (None,) if deep else (2,)
+    return smt.prove(target, name, sizes)
+
+
+def _box(bounds: box.Bounds, every_set: bool) -> Callable[[Target, str], Examine]:
+    def make(target: Target, _: str) -> Examine:
+        return lambda fault: box.enumerate_box(target.faulty(fault) if fault else target, bounds, every_set)
+
+    return make
+
+
+def _protocol(target: Target, _: str) -> Examine:
+    def examine(fault: str) -> Check:
+        try:
+            return protocol.search(target, fault)
+        except UnknownShapeError as error:
+            raise UnknownShapeError(f"protocol: {error}") from error
+
+    return examine
+
+
+def _contracts(_: Target, module: str) -> Examine:
+    where = module or "routeproof_reference.proofs.contracts"
+    return lambda fault: crosshair.check_contracts(where, (fault,) if fault else CONTRACTS)
+
+
+def _arrays(target: Target, _: str) -> Examine:
+    return lambda fault: examples.check_arrays(target.faulty(fault) if fault else target)
+
+
+_SEARCHES: dict[str, Callable[[Target, str], Examine]] = {
+    "box": _box(box.BOX, every_set=False),
+    "box-every-set": _box(box.SETS_BOX, every_set=True),
+    "box-deep": _box(box.DEEP, every_set=False),
+    "producers": lambda _target, _module: examples.check_producers,
+    "protocol": _protocol,
+    "contracts": _contracts,
+    "arrays": lambda target, _: (
+        lambda fault: examples.check_arrays(target.faulty(fault) if fault else target)
+    ),
+}

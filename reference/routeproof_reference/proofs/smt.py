@@ -1,0 +1,281 @@
+"""Proofs over the paths of the code itself: no bound on counts, any DP size, any TP size.
+
+A claim is refuted by a model of: the axioms of the scenario, the condition of a path, an
+assumption of the claim, and not its conclusion. What no model satisfies is a theorem.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from routeproof_spec import PRECEDENCE, Layout
+
+from routeproof_reference.proofs.claims import CLAIMS, EVERYTHING, Claim
+from routeproof_reference.proofs.obligation import (
+    Check,
+    Counterexample,
+    OpenError,
+    Status,
+    UnknownShapeError,
+)
+from routeproof_reference.proofs.scenario import Scenario, concrete, scenario, situation_of
+from routeproof_reference.proofs.symbolic import Explored, Space
+from routeproof_reference.proofs.symbolic import explore as explore_paths
+from routeproof_reference.proofs.target import Decision, Members, Target, members_of
+
+TIMEOUT_MS = 20_000
+"""For one question to the solver."""
+
+MANY_PATHS = 400
+"""Beyond, each path is a question of its own."""
+
+SMALL = (2, 4, 6, 9, 14, 30)
+"""Bounds on tokens tried in turn, for a counterexample that is easy to read."""
+
+TP_SIZES = tuple(range(1, 65))
+FEW_TP_SIZES = (1, 2, 3, 4, 8, 16, 64)
+
+
+class Plan(NamedTuple):
+    """How a claim is put to the solver."""
+
+    told: bool
+    """Shard sizes are right where they are known; otherwise anything."""
+    any_set: bool = False
+    """Any of the 64 sets of layouts; otherwise the default one."""
+    declared: bool = False
+    """For every layout declared."""
+    everything: bool = False
+    """The set of all six layouts."""
+
+
+PLANS: dict[str, Plan] = {
+    "own-rows": Plan(told=True),
+    "other-ranks": Plan(told=True),
+    "fail-closed": Plan(told=False),
+    "order": Plan(told=False, everything=True),
+    "order-any-set": Plan(told=False, any_set=True),
+    "malformed-groups": Plan(told=False),
+    "needless-gather": Plan(told=False),
+    "declared": Plan(told=True, declared=True),
+    "zero-tokens": Plan(told=False, everything=True),
+}
+
+
+def claim_of(name: str) -> Claim:
+    """Find the claim of an obligation; the same claim serves several sets."""
+    return CLAIMS[name.removesuffix("-any-set")]
+
+
+class Question(NamedTuple):
+    """One exploration of a target."""
+
+    many: bool
+    tp: int | None
+    declared: Layout | None
+
+
+def questions(plan: Plan, sizes: tuple[int | None, ...]) -> Iterator[Question]:
+    """Give DP = 1 and DP > 1, every TP size, every declaration."""
+    for tp in sizes:
+        for many in (False, True):
+            for declared in PRECEDENCE if plan.declared else (None,):
+                yield Question(many, tp, declared)
+
+
+def prove(target: Target, claim: str, sizes: tuple[int | None, ...], timeout: int = TIMEOUT_MS) -> Check:
+    """Establish or refute a claim about a target's decision.
+
+    Args:
+        target: the code examined.
+        claim: a name of `CLAIMS`.
+        sizes: TP sizes; None stands for any.
+        timeout: milliseconds for one question.
+
+    Raises:
+        OpenError: the solver is missing or does not know.
+        UnknownShapeError: the target cannot be driven.
+
+    """
+    plan = PLANS[claim]
+    theorems = paths = 0
+    lacking: set[str] | None = None
+    for question in questions(plan, sizes):
+        proof = Proof(target, claim, question, timeout)
+        found = proof.refute()
+        if found is not None:
+            return Check(Status.REFUTED, f"after {theorems} theorems", found)
+        theorems += len(proof.parts)
+        paths += len(proof.paths)
+        if question.tp in (2, None):
+            missing = proof.vacuous()
+            lacking = missing if lacking is None else lacking & missing | (missing - proof.known)
+    return Check(
+        Status.ESTABLISHED, f"{theorems} theorems, {paths} paths", None, tuple(sorted(lacking or ()))
+    )
+
+
+class Proof:
+    """One question: all paths of the code, all parts of the claim."""
+
+    def __init__(self, target: Target, claim: str, question: Question, timeout: int = TIMEOUT_MS) -> None:
+        """Explore the code."""
+        self.target, self.claim, self.question, self.timeout = target, claim, question, timeout
+        self.plan = PLANS[claim]
+        self.space = space = Space()
+        self.scene: Scenario = scenario(space, question.many, question.tp, self.plan.told, self._members())
+        self.at = self.scene.at._replace(declared=question.declared)
+        if not question.many and not target.sizes_at_one:
+            space.axioms.append(space.z3.Not(self.at.f.has_sizes.term))
+        self.paths: list[Explored] = explore_paths(space, self._decide)
+        self._drop_strange()
+        if len(self.paths) > MANY_PATHS:
+            self.paths = self._feasible()
+        self.parts: dict[str, list[tuple[Any, Any]]] = {}
+        for path in self.paths:
+            for name, assumed, concluded in claim_of(claim)(self.at, path.result):
+                told = (space.z3.And(path.condition, space.term(assumed)), space.term(concluded))
+                self.parts.setdefault(name, []).append(told)
+        self.known = set(self.parts)
+
+    def _decide(self) -> Decision | UnknownShapeError:
+        try:
+            return self.target.decide(self.at.f, self.at.members, self.question.declared)
+        except UnknownShapeError as error:
+            return error
+
+    def _drop_strange(self) -> None:
+        """Drop paths on which the code cannot be driven, if no step takes them; else raise."""
+        for path in self.paths:
+            if isinstance(path.result, UnknownShapeError) and self._ask(path.condition) is not None:
+                raise path.result
+        self.paths = [path for path in self.paths if not isinstance(path.result, UnknownShapeError)]
+
+    def _members(self) -> Members:
+        if self.target.configurable and self.plan.any_set:
+            return Members(*(self.space.bool(f"set_{name}") for name in Members._fields))
+        if self.target.configurable and self.plan.everything:
+            return EVERYTHING
+        return members_of(self.target.layouts(2 if self.question.many else 1))
+
+    def _solver(self) -> Any:  # noqa: ANN401
+        solver = self.space.z3.Solver()
+        solver.set("timeout", self.timeout)
+        solver.add(*self.scene.axioms, *self.space.axioms)
+        return solver
+
+    def _ask(self, *terms: Any) -> Any:  # noqa: ANN401
+        """Give a model, or None; raise OpenError where the solver does not know."""
+        solver = self._solver()
+        solver.add(*terms)
+        answer = solver.check()
+        if answer == self.space.z3.unknown:
+            raise OpenError(f"Z3 does not know ({solver.reason_unknown()}), {self._where()}")
+        return solver.model() if answer == self.space.z3.sat else None
+
+    def _where(self) -> str:
+        tp = "any" if self.question.tp is None else self.question.tp
+        return f"tp {tp}, DP {'> 1' if self.question.many else '= 1'}"
+
+    def refute(self) -> Counterexample | None:
+        """Give a small counterexample, or None if this is a theorem."""
+        wrong = self._wrong()
+        if wrong is None:
+            return None
+        smallest_many = 2
+        for bound in (*SMALL, None):
+            small = [] if bound is None else [self.space.term(self.at.f.total + self.at.f.n <= bound)]
+            if self.question.many and bound is not None:
+                f, z3 = self.at.f, self.space.z3
+                other = f.total - f.own
+                exact = (f.dp == smallest_many) & ((f.largest == f.own) | (f.largest == other))
+                whole = z3.Int("blocks") == 2 * z3.Int("largest")
+                part = z3.Int("earlier") == z3.If(z3.Int("d") > 0, z3.Int("largest"), 0)
+                small += [self.space.term(exact & (f.largest >= other)), whole, part]
+            model = self._ask(wrong, *small)
+            if model is not None:
+                return self._counterexample(model)
+        raise OpenError(f"a model without a counterexample, {self._where()}")
+
+    def _feasible(self) -> list[Explored]:
+        """Drop the paths that no step takes."""
+        solver, kept = self._solver(), []
+        for path in self.paths:
+            solver.push()
+            solver.add(path.condition)
+            if solver.check() != self.space.z3.unsat:
+                kept.append(path)
+            solver.pop()
+        return kept
+
+    def _wrong(self) -> Any:  # noqa: ANN401
+        """Give a satisfiable violation of the claim, or None; path by path where there are many."""
+        z3 = self.space.z3
+        failing = [
+            [z3.And(given, z3.Not(then)) for given, then in part]
+            for part in zip(*self.parts.values(), strict=True)
+        ]
+        if len(self.paths) <= MANY_PATHS:
+            wrong = z3.Or(*(term for terms in failing for term in terms))
+            return wrong if self._ask(wrong) is not None else None
+        solver = self._solver()
+        for path, terms in zip(self.paths, failing, strict=True):
+            solver.push()
+            wrong = z3.And(path.condition, z3.Or(*terms))
+            solver.add(wrong)
+            answer = solver.check()
+            solver.pop()
+            if answer == z3.unknown:
+                raise OpenError(f"Z3 does not know ({solver.reason_unknown()}), {self._where()}")
+            if answer == z3.sat:
+                return wrong
+        return None
+
+    def _counterexample(self, model: Any) -> Counterexample:  # noqa: ANN401
+        values = {}
+        names = ("n", "own", "t", "before", "after", "p", "q", "d", "tp")
+        for name in (*names, "sizes_before", "sizes_own", "sizes_total"):
+            values[name] = model.eval(self.space.z3.Int(name), model_completion=True).as_long()
+        for name in ("has_sizes", "divide", "formed"):
+            term = model.eval(self.space.z3.Bool(name), model_completion=True)
+            values[name] = int(self.space.z3.is_true(term))
+        tp = values["tp"] if self.question.tp is None else self.question.tp
+        found = concrete(values, self.question.many, tp, self.plan.told)
+        members = Members(
+            *(
+                bool(self.space.z3.is_true(model.eval(self.space.term(member), model_completion=True)))
+                for member in self.at.members
+            )
+        )
+        return explain(self.target, self.claim, found, members, self.question.declared)
+
+    def vacuous(self) -> set[str]:
+        """Give the parts whose assumption nothing satisfies."""
+        z3 = self.space.z3
+        return {
+            name
+            for name, part in self.parts.items()
+            if self._ask(z3.Or(*(given for given, _ in part))) is None
+        }
+
+
+def explain(
+    target: Target, claim: str, found: Counterexample, members: Members, declared: Layout | None
+) -> Counterexample:
+    """Run the code on the numbers, and say which part of the claim fails; it must fail."""
+    at = situation_of(found, members)._replace(declared=declared)
+    decision = target.decide(at.f, members, declared)
+    for name, assumed, concluded in claim_of(claim)(at, decision):
+        if assumed and not concluded:
+            layout = name.split(",")[0] if name.split(",")[0] in PRECEDENCE else ""
+            chosen = tuple(item for item, has in zip(PRECEDENCE, members, strict=True) if has)
+            default = members == members_of(target.layouts(len(found.counts)))
+            gathered = " of the gathered rows" if decision.gather else ""
+            rows = f"rows [{decision.start}, {decision.start + decision.length}){gathered}"
+            said = rows if decision.outcome == "rows" else str(decision.outcome)
+            return found._replace(
+                layout=layout,
+                declared=declared or "",
+                layouts=() if default else chosen,
+                said=f"{target.name} gives {said} ({claim}: {name})",
+            )
+    raise OpenError(f"the counterexample of {claim} could not be made concrete: {found}")
