@@ -12,6 +12,7 @@ import pytest
 from routeproof_conformance import campaign
 from routeproof_conformance.cases import all_cases, select
 from routeproof_conformance.cli import app
+from routeproof_conformance.contexts.scenarios import all_scenarios
 from routeproof_conformance.worlds.available import Availability
 from routeproof_spec import SPEC_VERSION, Verdict
 from routeproof_spec.rules import RULES
@@ -258,7 +259,8 @@ def test_list_rules_names_all_and_what_covers_them() -> None:
 
 
 def test_list_cases_names_all() -> None:
-    assert call("list", "cases").stdout.splitlines() == [case.id for case in all_cases()]
+    ids = [*(case.id for case in all_cases()), *(scenario.id for scenario in all_scenarios())]
+    assert call("list", "cases").stdout.splitlines() == ids
     few = json.loads(call("list", "cases", "--rule", "LAY-08", "--topology", "tp2dp2", "--json").stdout)
     assert few == [case.id for case in all_cases() if "LAY-08" in case.rules and case.topology.size == 4]
     assert call("list", "cases", "--rule", "GAT-01").exit_code == 2
