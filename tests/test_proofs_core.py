@@ -2,9 +2,18 @@
 
 import numpy as np
 import pytest
-from routeproof_reference.proofs import BY_ID, OBLIGATIONS, Check, OpenError, Status, UnknownShapeError
+from routeproof_reference.proofs import (
+    BY_ID,
+    OBLIGATIONS,
+    Check,
+    OpenError,
+    Status,
+    UnknownShapeError,
+    facts,
+    protocol,
+    smt,
+)
 from routeproof_reference.proofs import box as box_
-from routeproof_reference.proofs import facts, protocol, smt
 from routeproof_reference.proofs.batch import explore as explore_batch
 from routeproof_reference.proofs.examples import check_producers
 from routeproof_reference.proofs.faults import FAULTS, ReferenceTarget, faulty

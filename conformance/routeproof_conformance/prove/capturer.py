@@ -178,6 +178,23 @@ class _Meta:
         return gathered if self.rank == dst else None
 
 
+def _queued_copies(torch: Any) -> Any:  # noqa: ANN401
+    """Let a copy to the host pass that is only queued, as the snapshot's is; a blocking one raises."""
+    from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415
+
+    class Queued(TorchDispatchMode):  # type: ignore[misc,unused-ignore]
+        def __torch_dispatch__(self, *call: Any) -> Any:  # noqa: ANN401
+            func, _, args = call[:3]
+            kwargs = call[3] if len(call) > 3 else {}  # noqa: PLR2004
+            if func is torch.ops.aten.copy_.default and len(args) > 1:
+                queued = args[2] if len(args) > 2 else kwargs.get("non_blocking")  # noqa: PLR2004
+                if queued and args[1].is_meta and not args[0].is_meta:
+                    return args[0]
+            return func(*args, **kwargs)
+
+    return Queued()
+
+
 def no_host_sync(fault: str) -> Check:
     """Run the capture path on meta tensors: whoever reads one raises."""
     _engine()
@@ -204,12 +221,15 @@ def no_host_sync(fault: str) -> Check:
 
 
 def _meta_step(capturer: Any, context: StepContext, ids: Any, fault: str) -> None:  # noqa: ANN401
-    capturer.begin_step(context)
-    for layer in (0, 1):
-        if fault and ids.numel():
-            ids.max().item()
-        capturer.capture(layer, ids)
-    capturer.end_step()
+    import torch  # noqa: PLC0415
+
+    with _queued_copies(torch):
+        capturer.begin_step(context)
+        for layer in (0, 1):
+            if fault and ids.numel():
+                ids.max().item()
+            capturer.capture(layer, ids)
+        capturer.end_step()
 
 
 CHECKS: dict[str, Callable[[str], Check]] = {
