@@ -182,7 +182,7 @@ def _queued_copies(torch: Any) -> Any:  # noqa: ANN401
     """Let a copy to the host pass that is only queued, as the snapshot's is; a blocking one raises."""
     from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415
 
-    class Queued(TorchDispatchMode):  # type: ignore[misc,unused-ignore]
+    class Queued(TorchDispatchMode):  # type: ignore[misc,no-untyped-call,unused-ignore]
         def __torch_dispatch__(self, *call: Any) -> Any:  # noqa: ANN401
             func, _, args = call[:3]
             kwargs = call[3] if len(call) > 3 else {}  # noqa: PLR2004
@@ -192,7 +192,8 @@ def _queued_copies(torch: Any) -> Any:  # noqa: ANN401
                     return args[0]
             return func(*args, **kwargs)
 
-    return Queued()
+    made: Any = Queued
+    return made()
 
 
 def no_host_sync(fault: str) -> Check:
