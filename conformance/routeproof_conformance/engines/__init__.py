@@ -22,12 +22,12 @@ __all__ = ["BUILT_IN", "PUBLISHED_ENGINES", "EngineError", "Loaded", "fetch_engi
 
 BUILT_IN = {
     "routeproof": "this project's capturer, in torch",
-    "routeproof-per-layer": "the same, gathering at each layer's call",
     "reference": "the executable spec as a capturer, in numpy",
     "vllm": "the capturer of the vLLM installed here",
     **{f"vllm=={version}": "the capturer file of the published wheel" for version in PUBLISHED},
     "sglang": "the capturer of the SGLang installed here",
     **{f"sglang=={version}": "the capturer files of the published wheel" for version in sglang.PUBLISHED},
+    "routeproof-per-layer": "this project's capturer, gathering at each layer's call",
     "package.module:Class": "your adapter: see CONTRIBUTING.md",
 }
 """What `--engine` takes, with a few words on each."""
