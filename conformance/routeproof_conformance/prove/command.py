@@ -20,9 +20,7 @@ WIDE = 150
 def prove(
     engine: Annotated[
         str | None,
-        typer.Option(
-            help="reference, routeproof, or a published one, such as vllm==0.33.0; both ours if left out."
-        ),
+        typer.Option(help="reference, routeproof or vllm==X; the first two if left out."),
     ] = None,
     only: Annotated[str | None, typer.Option(help="Obligations, separated by commas.")] = None,
     deep: Annotated[bool, typer.Option(help="Wider scopes; takes minutes.")] = False,

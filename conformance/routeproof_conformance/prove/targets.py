@@ -75,6 +75,5 @@ def target_of(name: str) -> Target:
     if package == PACKAGE and version:
         return PublishedTarget(name, cached(PACKAGE, version, (FILE,)).path(FILE))
     raise EngineError(
-        f"nothing to prove of {name!r}: expected reference, routeproof, vllm==X or sglang==X, "
-        f"such as vllm==0.33.0"
+        f"nothing to prove of {name!r}: expected reference, routeproof or vllm==X, such as vllm==0.33.0"
     )

@@ -2,8 +2,8 @@
 
 from routeproof_reference.proofs.obligation import Method, Obligation
 
-_TP = "all counts, any DP and TP size; seven TP sizes singly"
-_ALL_TP = "all counts, any DP and TP size; seven TP sizes singly (1..64: reference, published code, --deep)"
+_TP = "all counts, any DP and TP size; 2 to 7 TP sizes singly"
+_ALL_TP = "all counts, any DP and TP size; 1..64 singly (of the capturer: 7)"
 _FEW = "all counts, DP 2..8, any TP size; TP 2, 3, 8 singly"
 _BOX = "counts <= 4, DP <= 3, tp 1..4, every n, every rank, shard sizes right, unknown and malformed"
 
@@ -236,7 +236,7 @@ _CAPTURER = (
         ("LAY-01", "LAY-02", "LAY-06"),
         "The capturer decides as the reference.",
         Method.CROSSHAIR,
-        "diffbehavior: unbounded counts, DP rank 1, tp 2, five layouts",
+        "diffbehavior: all counts, DP rank 1, TP 2, three layouts",
         ("planted_decision",),
     ),
     Obligation(

@@ -22,6 +22,9 @@ FACT_SIZES: dict[str, tuple[int | None, ...]] = {
     "padded-local-or-max": (2, 3, 8, None),
     "no-fourth-pair": (2, None),
     "lockstep": (2, 3, None),
+    "uneven-shards": (2, 3, None),
+    "physical-counts": (2, 3, None),
+    "padded-local-misread": (2, 3, None),
 }
 """TP sizes of the facts that take long; the others: FEW_TP_SIZES and any."""
 
@@ -78,6 +81,8 @@ def _decision(name: str, target: Target, fault: str, deep: bool) -> Check:
     sizes: tuple[int | None, ...] = (*smt.FEW_TP_SIZES, None)
     if (name == "own-rows" and target.name != "routeproof") or (deep and name != "order-any-set"):
         sizes = (*smt.TP_SIZES, None)
+    elif name in ("order", "zero-tokens"):
+        sizes = (2, 3, None)
     if name == "order-any-set":
         sizes = (None,) if deep else (2,)
     return smt.prove(target, name, sizes)
