@@ -154,10 +154,10 @@ def test_a_rejected_case_expects_an_error_in_one_step_and_its_twin_none():
         assert not any(outcomes(case.twin)), case.id
 
 
-def test_only_a_rejected_case_has_a_twin():
+def test_an_accepted_case_has_a_twin_only_without_its_mask():
     for case in CASES:
         if case.twin is not None:
-            assert any(outcomes(case)), case.id
+            assert any(outcomes(case)) or case.family == "LAY-07/mask", case.id
 
 
 def changed(one, other, path=""):
@@ -170,6 +170,7 @@ def changed(one, other, path=""):
 JUDGED = {
     "LAY-01": {"calls"},
     "LAY-06": {"emitted", "context.declared"},
+    "LAY-07": {"mask"},
     "LAY-08": {"calls", "context.shard_sizes"},
     "LAY-10": {"calls"},
     "BUF-03": {"calls"},
@@ -185,7 +186,7 @@ def check_twin(case):
     assert (twin.id, twin.topology, twin.config) == (case.id, case.topology, case.config)
     assert twin.capabilities == case.capabilities
     assert len(twin.steps) == len(case.steps)
-    wrong = outcomes(case).index(True)
+    wrong = outcomes(case).index(True) if any(outcomes(case)) else len(case.steps) - 1
     for index, (one, other) in enumerate(zip(case.steps, twin.steps, strict=True)):
         differences = changed(one.model_dump(), other.model_dump())
         if index != wrong:

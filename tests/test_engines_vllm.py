@@ -337,7 +337,7 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ALWAYS = {"BUF-09", "COL-05", "IDS-02", "LAY-08", "SNP-02"}
-UNTIL_32 = ALWAYS | {"BUF-01", "BUF-05", "COL-06", "GAT-03", "LAY-01", "LAY-02", "LAY-07"}
+UNTIL_32 = ALWAYS | {"BUF-01", "BUF-05", "COL-06", "GAT-03", "LAY-01", "LAY-02"}
 FAILING = {
     "0.28.0": UNTIL_32 | {"BUF-03"},
     "0.30.0": UNTIL_32 | {"BUF-03"},

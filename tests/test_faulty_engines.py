@@ -103,7 +103,7 @@ def test_a_fault_is_caught_by_the_rules_that_name_it(name: str, pattern: str) ->
     assert failing - ignored == set(FAULTS[name, pattern].split()), told
     assert not [item for item in found if item.verdict is Verdict.ERROR]
     if name != "ReadsIdsOnTheHost":  # there every call reads
-        assert {item.rule for item in found if item.verdict is Verdict.PASSED}
+        assert {item.rule for item in found if item.verdict in (Verdict.PASSED, Verdict.SKIPPED)}
 
 
 def test_every_must_that_has_cases_is_seen_to_fail() -> None:

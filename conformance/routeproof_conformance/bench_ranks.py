@@ -110,7 +110,7 @@ class _Driver:
         if name.startswith("sglang"):
             config = config.model_copy(update={"layouts": frozenset({layout})})
         self.adapter: Any = load(name).engine.create(config, rank, self.comm)
-        inner = self.adapter.capturer if self.own else self.adapter._capturer  # noqa: SLF001
+        inner: Any = getattr(self.adapter, "capturer" if self.own else "_capturer")
         self.capture: Callable[[int, Any], None] = inner.capture
         self.inner: Any = inner
 

@@ -4,10 +4,12 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from difflib import get_close_matches
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -26,6 +28,7 @@ from routeproof_conformance.prove.command import prove
 from routeproof_conformance.prove.replay import read_case
 from routeproof_conformance.report.document import document
 from routeproof_conformance.report.explain import explain_rule, rules_table, schemas
+from routeproof_conformance.report.stream import report_stream
 from routeproof_conformance.report.terminal import console, show_case, show_run
 from routeproof_conformance.runner import Run
 from routeproof_conformance.worlds.available import WORLDS
@@ -40,6 +43,11 @@ app = typer.Typer(
 engines_app = typer.Typer(no_args_is_help=True, help="Files of published engines.")
 app.add_typer(engines_app, name="engines")
 app.command()(bench)
+
+ONLY_SIMULATED = (
+    "real ranks run tp2, tp4, tp2dp2 and dp2 unless --topology names others; "
+    "scenarios and ids without data (COL-07) are simulated alone"
+)
 
 PLAIN_EVERY = 500
 """Cases between two lines of progress where there is no terminal."""
@@ -67,11 +75,11 @@ def fail(message: str) -> typer.Exit:
 
 
 def _worlds(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in WORLDS:
             raise fail(f"--world {text}: unknown world {name!r}; there are {', '.join(WORLDS)}")
-    return names
+    return tuple(name for name in WORLDS if name in names)
 
 
 def _topologies(text: str | None) -> tuple[Topology, ...] | None:
@@ -138,35 +146,48 @@ def run(
     """
     worlds = _worlds(world)
     chosen = _selected(case, rule, topology)
-    _check_debug(chosen, debug_rank)
-    if debug_rank is not None:
-        worlds = ("simulated",)
-    plan = Plan(
-        chosen, worlds, topology is not None or case is not None, jobs or cores(), debug_rank, timeout
-    )
+    worlds = _check_debug(chosen, debug_rank, worlds)
+    named = topology is not None or (case is not None and "*" not in case and "?" not in case)
+    plan = Plan(chosen, worlds, named, jobs or cores(), debug_rank, timeout)
+    if plan.total == 0:
+        raise fail(f"no case for --world {world}: {ONLY_SIMULATED}")
+    with report_stream() if debug_rank is None else nullcontext(sys.stdout) as stream:
+        code, verdict = _judge(engine, plan, stream, as_json=as_json)
+    if code == 0 and require is Required.CONFORMANT and verdict != Required.CONFORMANT:
+        code = 3
+    raise typer.Exit(code)
+
+
+def _judge(engine: str, plan: Plan, stream: TextIO, *, as_json: bool) -> tuple[int, str]:
+    """Run a plan and report; give the exit code and the verdict."""
     try:
-        judged = Run(load(engine), worlds)
-        out = Console(quiet=True) if as_json else console()
+        judged = Run(load(engine), plan.worlds)
+        out = Console(quiet=True) if as_json else console(stream)
         start = time.monotonic()
         results = run_worlds(judged, plan)
-        quiet = as_json or debug_rank is not None
+        quiet = as_json or plan.debug_rank is not None
         for item, found in _with_progress(results, plan.total, quiet=quiet):
             show_case(out, judged, item, found)
         judged.seconds = time.monotonic() - start
     except EngineError as error:
         raise fail(str(error)) from error
+    except KeyboardInterrupt:
+        typer.echo("routeproof: interrupted before the first case", err=True)
+        return 3, "cut short"
     show_run(out, judged)
     if as_json:
-        typer.echo(document(judged))
-    code = judged.exit_code
-    if code == 0 and require is Required.CONFORMANT and judged.verdict != Required.CONFORMANT:
-        code = 3
-    raise typer.Exit(code)
+        typer.echo(document(judged), file=stream)
+    return judged.exit_code, judged.verdict
 
 
-def _check_debug(chosen: tuple[AnyCase, ...], debug_rank: int | None) -> None:
+def _check_debug(
+    chosen: tuple[AnyCase, ...], debug_rank: int | None, worlds: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Give the worlds to run: a debugged rank is a simulated one."""
     if debug_rank is None:
-        return
+        return worlds
+    if "simulated" not in worlds:
+        raise fail("--debug-rank stops in a simulated rank: leave --world out")
     if len(chosen) > 1:
         raise fail(f"--debug-rank needs one case, {len(chosen)} match: name one with --case")
     if isinstance(chosen[0], Scenario):
@@ -175,6 +196,7 @@ def _check_debug(chosen: tuple[AnyCase, ...], debug_rank: int | None) -> None:
         raise fail(
             f"--debug-rank {debug_rank}: {chosen[0].topology} has ranks 0 to {chosen[0].topology.size - 1}"
         )
+    return ("simulated",)
 
 
 def _with_progress(
@@ -185,8 +207,10 @@ def _with_progress(
     if quiet:
         yield from results
     elif err.is_terminal:
+        first = list(islice(results, 1))  # ranks are forked here, before the bar has its thread
+        yield from first
         with Progress(console=err, transient=True) as bar:
-            task = bar.add_task("cases", total=total)
+            task = bar.add_task("cases", total=total, completed=len(first))
             for result in results:
                 bar.advance(task)
                 yield result

@@ -5,18 +5,20 @@
 
 import os
 import time
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
 from routeproof_reference import Producer
 from routeproof_spec import Case, Observation, Topology
 
+from routeproof_conformance.campaign import Plan
 from routeproof_conformance.cases import select
 from routeproof_conformance.engine import Engine
 from routeproof_conformance.engines import EngineError, load
 from routeproof_conformance.parallel import collect, preflight
 from routeproof_conformance.report.document import document
+from routeproof_conformance.report.stream import report_stream
 from routeproof_conformance.report.terminal import console, show_case, show_run
 from routeproof_conformance.runner import Run, Runner
 from routeproof_conformance.worlds import WorldError
@@ -56,7 +58,8 @@ def _chosen(topology: str, backend: str, rule: str | None, case: str | None) -> 
         raise EngineError("no RANK in the environment: launch with torchrun, or use `routeproof run`")
     if backend not in _BACKENDS:
         raise EngineError(f"--backend {backend}: expected {' or '.join(_BACKENDS)}")
-    chosen = tuple(select(case, rule, (Topology.parse(topology),)))
+    found = tuple(select(case, rule, (Topology.parse(topology),)))
+    chosen = Plan(found, named_topologies=True).real_cases
     if not chosen:
         raise EngineError(f"no case matches --topology {topology} --rule {rule} --case {case}")
     return chosen
@@ -64,7 +67,14 @@ def _chosen(topology: str, backend: str, rule: str | None, case: str | None) -> 
 
 def _lead(run: Run, world: LaunchedWorld, chosen: tuple[Case, ...], *, as_json: bool) -> int:
     """Judge all cases on rank 0 and report."""
-    out = Console(quiet=True) if as_json else console()
+    with report_stream() as stream:
+        return _report(run, world, chosen, stream, as_json=as_json)
+
+
+def _report(
+    run: Run, world: LaunchedWorld, chosen: tuple[Case, ...], stream: TextIO, *, as_json: bool
+) -> int:
+    out = Console(quiet=True) if as_json else console(stream)
     start = time.monotonic()
     try:
         preflight(run.engine)
@@ -78,7 +88,7 @@ def _lead(run: Run, world: LaunchedWorld, chosen: tuple[Case, ...], *, as_json: 
     run.seconds = time.monotonic() - start
     show_run(out, run)
     if as_json:
-        typer.echo(document(run))
+        typer.echo(document(run), file=stream)
     if not run.cut_short:
         world.end()
         world.close()

@@ -10,7 +10,7 @@ from routeproof_spec.rules import RULES
 from routeproof_conformance.contexts.run import run_scenario
 from routeproof_conformance.engine import Engine
 from routeproof_conformance.engines import Loaded
-from routeproof_conformance.judge import View, finding, judge, rejections
+from routeproof_conformance.judge import View, broken, finding, judge, rejections
 from routeproof_conformance.judge.view import Outcome
 from routeproof_conformance.worlds import World
 
@@ -150,12 +150,15 @@ class Runner:
         twin = self.engine.unasserted
         if twin is None:
             return finding(view, "GAT-03", self.world.name, Outcome(Verdict.SKIPPED, self.engine.why_not))
+        if rejections.fits(view):
+            return finding(view, "GAT-03", self.world.name, rejections.FITS)
         rejection = rejections.invalid_ids if case.rule == "IDS-02" else rejections.rejection
         if rejection(view).verdict is not Verdict.PASSED:
             outcome = Outcome(Verdict.SKIPPED, "not rejected with assertions either; its own rule reports it")
             return finding(view, "GAT-03", self.world.name, outcome)
         bare = self._view(twin, case)
-        outcome = rejection(bare)
+        fault = broken(bare)
+        outcome = Outcome(Verdict.ERROR, f"without assertions: {fault}") if fault else rejection(bare)
         if outcome.verdict is Verdict.FAILED:
             outcome = outcome._replace(message=f"without assertions: {outcome.message}")
         return finding(bare, "GAT-03", self.world.name, outcome)

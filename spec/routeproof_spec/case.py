@@ -55,7 +55,8 @@ class Case(Model):
     """Steps on one buffer, and the rules that they show.
 
     A case that must be rejected carries a `twin` that differs in the offending value
-    alone and must be accepted; without a passing twin its verdict is *error*.
+    alone and must be accepted. A twin that breaks makes the case *error*; one that fails is
+    itself what is reported. An accepted case has a twin where a failure could have another cause.
     """
 
     id: Annotated[str, StringConstraints(pattern=rf"^{CASE_ID}$")]

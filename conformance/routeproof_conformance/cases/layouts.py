@@ -120,13 +120,16 @@ def coincidences() -> Iterator[Case]:
 
 
 def masks() -> Iterator[Case]:
-    """LAY-07: the padding mask at hand is a shard, and says nothing about the count."""
+    """LAY-07: the padding mask at hand is a shard and no count; the twin has none."""
     for topology in topologies(tp=(2, 3, 4, 8)):
         for counts in COUNTS[topology.dp][3:7]:
             for layout in (Layout.TP_SHARD, Layout.FULL):
                 sharded = step(topology, counts, layout, _real(counts), mask=True)
                 steps = (filling(topology), sharded)
-                yield accepted("LAY-07/mask", topology, steps, at={"T": counts, "emitted": layout})
+                case = accepted("LAY-07/mask", topology, steps, at={"T": counts, "emitted": layout})
+                bare = (steps[0], sharded.model_copy(update={"mask": False}))
+                twin = case.model_copy(update={"rules": ("LAY-07", "LAY-02"), "steps": bare})
+                yield case.model_copy(update={"twin": twin})
 
 
 def malformed_groups() -> Iterator[Case]:

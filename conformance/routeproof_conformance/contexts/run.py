@@ -1,13 +1,15 @@
 """Asking an engine's other surfaces, and judging what they say."""
 
+from collections.abc import Callable
 from traceback import extract_tb
 from typing import cast
 
-from routeproof_spec import Batch, EngineProfile, Finding, Scenario, Verdict
+from routeproof_spec import Batch, EngineProfile, Finding, Scenario, Surface, Verdict
 from routeproof_spec.rules import RULES
 
 from routeproof_conformance.contexts.engine import ContextBuilder, Probe
 from routeproof_conformance.contexts.judge import PREDICATES, Asked
+from routeproof_conformance.contexts.source import ShapeError
 from routeproof_conformance.engines.errors import EngineError
 from routeproof_conformance.judge.view import BROKEN, Outcome, failed
 
@@ -21,15 +23,21 @@ def run_scenario(engine: object, profile: EngineProfile, scenario: Scenario, wor
     found = []
     for rule in scenario.rules:
         refusal = _refusal(profile, scenario, rule)
-        if refusal:
-            outcome = Outcome(Verdict.UNSUPPORTED, refusal)
-        else:
-            try:
-                outcome = _with_twin(scenario, rule, probe(scenario.surface))
-            except EngineError as error:
-                outcome = Outcome(Verdict.SKIPPED, str(error))
+        outcome = Outcome(Verdict.UNSUPPORTED, refusal) if refusal else _asked(scenario, rule, probe)
         found.append(_finding(scenario, rule, world, outcome))
     return found
+
+
+def _asked(scenario: Scenario, rule: str, probe: Callable[[Surface], Probe]) -> Outcome:
+    """Judge one rule; *skipped* where files are not at hand, *error* where they have another shape."""
+    try:
+        return _with_twin(scenario, rule, probe(scenario.surface))
+    except ShapeError as error:
+        return Outcome(Verdict.ERROR, str(error))
+    except EngineError as error:
+        return Outcome(Verdict.SKIPPED, str(error))
+    except Exception as error:  # noqa: BLE001 - a stub or an adapter that broke
+        return Outcome(Verdict.ERROR, f"broken adapter or stub: {type(error).__name__}: {error}")
 
 
 def _refusal(profile: EngineProfile, scenario: Scenario, rule: str) -> str:

@@ -19,6 +19,11 @@ from routeproof_conformance.engines.errors import EngineError
 _FLAGS = __future__.annotations.compiler_flag
 """Annotations name types of the rest of the engine, so they stay text."""
 
+
+class ShapeError(EngineError):
+    """The file has not the piece that is driven: an engine that changed, which an adapter has to follow."""
+
+
 _T = TypeVar("_T")
 Wanted = Callable[[ast.stmt], bool]
 
@@ -98,7 +103,7 @@ def _call(path: Path, function: str) -> CodeType:
 
 def _one(path: Path, what: str, found: list[_T]) -> _T:
     if len(found) != 1:
-        raise EngineError(f"the engine's file {path} has {len(found)} of: {what}; expected one")
+        raise ShapeError(f"the engine's file {path} has {len(found)} of: {what.strip('.')}; expected one")
     return found[0]
 
 

@@ -40,37 +40,33 @@ def package_digest(package: str) -> str:
     return digest.hexdigest()
 
 
-def _profile(name: str, package: str, *more: str) -> EngineProfile:
+def _profile(name: str, package: str, *more: str, contexts: bool = False) -> EngineProfile:
     return EngineProfile(
         name=name,
         version=version("routeproof"),
         digest=package_digest(package),
-        surfaces=frozenset({Surface.CAPTURER, Surface.CONTEXT_BUILDER}),
+        surfaces=frozenset({Surface.CAPTURER} | ({Surface.CONTEXT_BUILDER} if contexts else set())),
         capabilities=_CAPABILITIES | set(more),
         element_types=_ELEMENTS,
         sources=(package,),
     )
 
 
-class _Contexts:
-    """An engine that is told what the reference tells: it has no scheduler of its own."""
-
-    def probe(self, surface: Surface) -> Probe:  # noqa: ARG002 - it has one other surface
-        """Give the reference's right context."""
-        return ReferenceContexts()
-
-
-class ReferenceEngine(_Contexts):
+class ReferenceEngine:
     """The reference as an engine; needs no torch."""
 
     def __init__(self) -> None:
         """Import the reference as it is importable now (GAT-03 imports it anew)."""
-        self.profile = _profile("reference", "routeproof_reference")
+        self.profile = _profile("reference", "routeproof_reference", contexts=True)
         self._make = importlib.import_module("routeproof_reference").ReferenceCapturer
 
     def create(self, config: CaptureConfig, rank: Rank, comm: Communicator) -> RankEngine:
         """Make the reference capturer of one rank."""
         return _Reference(self._make(config, rank, comm))
+
+    def probe(self, surface: Surface) -> Probe:  # noqa: ARG002 - it has one other surface
+        """Give the reference's own context builder."""
+        return ReferenceContexts()
 
 
 class _Reference:
@@ -90,7 +86,7 @@ class _Reference:
         """Nothing is held."""
 
 
-class RouteproofEngine(_Contexts):
+class RouteproofEngine:
     """The capturer in torch, on the device of the world: one gather a step."""
 
     name = "routeproof"

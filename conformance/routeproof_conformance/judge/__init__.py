@@ -80,9 +80,19 @@ def judge(view: View, world: str) -> list[Finding]:
         if view.case.device == "meta":
             outcome = rejections.host_reads(view)
         else:
-            outcome = Outcome(Verdict.ERROR, fault) if fault else PREDICATES[rule](view)
+            outcome = Outcome(Verdict.ERROR, fault) if fault else _judged(view, rule)
         found.append(finding(view, rule, world, outcome))
     return found
+
+
+def _judged(view: View, rule: str) -> Outcome:
+    """Ask the predicate; a pass counts only where all of the case was seen."""
+    outcome = PREDICATES[rule](view)
+    if outcome.verdict is Verdict.PASSED and rule != "SNP-02" and not rows.seen_whole(view):
+        return Outcome(
+            Verdict.SKIPPED, "not all of the case was seen, so this tells nothing; LAY-02 says why"
+        )
+    return outcome
 
 
 def finding(view: View, rule: str, world: str, outcome: Outcome) -> Finding:

@@ -67,6 +67,19 @@ def capacity(view: View) -> Outcome:
     return own_rows(view)
 
 
+FITS = Outcome(Verdict.UNSUPPORTED, "the engine's buffer fits the larger step, so nothing is to be rejected")
+
+
+def fits(view: View) -> bool:
+    """Whether what may be refused for its size alone was captured whole instead (BUF-04)."""
+    return (
+        bool(view.rejected)
+        and all(isinstance(slot.expected.error, CapacityError) for slot in view.rejected)
+        and not any(slot.refusals for slot in view.rejected)
+        and capacity(view).verdict is Verdict.PASSED
+    )
+
+
 def invalid_ids(view: View) -> Outcome:
     """IDS-02: an id outside [0, E) is an error at the publisher, or the declared marker."""
     marker = view.profile.missing
@@ -87,9 +100,13 @@ def invalid_ids(view: View) -> Outcome:
 
 def _marked(view: View, slot: Slot, marker: int) -> str:
     """Check that exactly the invalid ids became the marker."""
-    if slot.publisher.published is None:
-        return ""
-    got = unpack(slot.publisher.published).astype("int64")
+    seen = slot.publisher.published
+    config = view.case.config
+    if seen is None or seen.shape[1:] != (config.layers, config.top_k):
+        return (
+            f"step {slot.step}: published {None if seen is None else list(seen.shape)}, expected [R_d, L, K]"
+        )
+    got = unpack(seen).astype("int64")
     producer = view.producers[slot.step]
     for layer in range(view.case.config.layers):
         table = producer.own(slot.dp, producer.parts[0])[: len(got)]
@@ -103,6 +120,8 @@ def _marked(view: View, slot: Slot, marker: int) -> str:
 
 def untouched(view: View) -> Outcome:
     """BUF-02: a rejected step leaves the buffer of every rank as it was, and the next step is right."""
+    if fits(view):
+        return FITS
     if all(len(_accepted_by(slot)) == len(slot.ranks) for slot in view.rejected):
         return Outcome(Verdict.SKIPPED, "nothing was rejected, so there is no rejected call to judge")
     for slot in view.rejected:
@@ -170,6 +189,8 @@ def per_step(view: View) -> Outcome:
 
 def checks_first(view: View) -> Outcome:
     """COL-05: what is rejected issues no collective."""
+    if fits(view):
+        return FITS
     if all(len(_accepted_by(slot)) == len(slot.ranks) for slot in view.rejected):
         return Outcome(Verdict.SKIPPED, "nothing was rejected, so no check can come first")
     for slot in view.rejected:

@@ -59,6 +59,12 @@ def _shape(view: View, slot: Slot) -> str:
     return ""
 
 
+def seen_whole(view: View) -> bool:
+    """Whether every rank was made and reached the last step, and what was published has the right form."""
+    made = all(seen.create is None for seen in view.observations)
+    return made and view.complete and not any(_shape(view, slot) for slot in view.accepted)
+
+
 def differences(wrong: tuple[WrongRow, ...]) -> Outcome:
     """Fail with the first differing rows."""
     if not wrong:
@@ -214,6 +220,8 @@ def fill(view: View) -> Outcome:
     for slot in view.accepted:
         if slot.publisher.published is None:
             return NOTHING_TO_JUDGE
+        if _shape(view, slot):
+            return failed(_shape(view, slot))
         rows = unpack(slot.publisher.published)[:, dense]
         if (rows != view.profile.fill).any():
             return failed(
@@ -249,6 +257,8 @@ def changed(slot: Slot, tp: int) -> str:
     before, after = unpack(seen.buffer_before), unpack(seen.buffer)
     if before.shape != after.shape:
         return f"shape {list(before.shape)} became {list(after.shape)}"
+    if before.ndim != 3:  # noqa: PLR2004 - [rows, L, K]
+        return f"it has shape {list(before.shape)}, expected [rows, L, K]"
     places = np.argwhere((before != after).any(axis=2))
     row, layer = (int(i) for i in places[0])
     return (

@@ -2,6 +2,7 @@
 
 import shlex
 from collections import Counter, defaultdict
+from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -20,12 +21,15 @@ _STYLES = {
     Verdict.UNSUPPORTED: "dim",
 }
 _COLOURS = {"conformant": "bold green", "partial": "bold yellow"}
+LAUNCHED = "torchrun-"
+"""How the names of worlds begin whose ranks somebody else launched."""
+
 _NARROW = 100
 
 
-def console() -> Console:
-    """Give the console for reports; wide enough for the tables where nobody looks."""
-    made = Console(highlight=False, soft_wrap=True)
+def console(stream: TextIO | None = None) -> Console:
+    """Give the console for reports, on stdout or `stream`; wide enough for tables where nobody looks."""
+    made = Console(file=stream, highlight=False, soft_wrap=True)
     if not made.is_terminal:
         made.width = max(made.width, _NARROW)
     return made
@@ -67,8 +71,14 @@ def show_case(out: Console, run: Run, case: AnyCase, found: list[Finding]) -> No
 
 def rerun(run: Run, case: AnyCase, world: str) -> str:
     """Give the command that runs just this case."""
-    words = ["routeproof", "run", "--engine", run.engine.name, "--world", world, "--case", case.id]
-    return shlex.join(words)
+    launched = world.removeprefix(LAUNCHED)
+    if launched != world:
+        size = str(case.topology.size)
+        words = ["torchrun", "--nproc-per-node", size, "-m", "routeproof_conformance.rank"]
+        words += ["--topology", str(case.topology), "--backend", launched, "--engine", run.engine.name]
+    else:
+        words = ["routeproof", "run", "--engine", run.engine.name, "--world", world]
+    return shlex.join([*words, "--case", case.id])
 
 
 def show_run(out: Console, run: Run) -> None:

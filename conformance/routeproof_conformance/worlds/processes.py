@@ -151,7 +151,7 @@ def _lost(rank: Rank, closed: bool, code: int, took: float, log: str) -> Observa
     message = f"the rank's process {how} after {took:.1f} s" if closed else f"no answer within {took:.1f} s"
     said = f"; its last output: {log}" if log else ""
     failure = Failure(
-        phase="the case", kind="died" if closed else "timeout", types=("LostRank",), message=message + said
+        phase="some step", kind="died" if closed else "timeout", types=("LostRank",), message=message + said
     )
     return Observation(rank=rank, steps=(StepObservation(failure=failure),))
 
@@ -183,18 +183,16 @@ class _RankMain:
             if engine is None:
                 raise WorldError("the engine has no twin without assertions")
             seen = run_rank(engine, case, seat.rank, producers(case), seat.comm, seat.fence)
-            poisoned = any(
-                step.failure is not None and step.failure.kind in ("deadlock", "mismatch")
-                for step in seen.steps
-            )
-            line.send((seen, not poisoned and len(seen.steps) == len(case.steps)))
+            line.send((seen, usable(case, seen)))
 
 
 def usable(case: Case, seen: Observation) -> bool:
-    """Say whether a rank's groups are as they were: it played all steps, or none on any rank."""
+    """Say whether a rank's groups are as they were: it played all steps, or refused to be made."""
     if seen.create is not None:
         return True
-    faults = any(step.failure is not None and step.failure.kind == "deadlock" for step in seen.steps)
+    faults = any(
+        step.failure is not None and step.failure.kind in ("deadlock", "mismatch") for step in seen.steps
+    )
     return not faults and len(seen.steps) == len(case.steps)
 
 

@@ -80,7 +80,9 @@ class _Step:
         result = None
         try:
             result = call()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - what an engine raises is an observation
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - what an engine raises is an observation
             self.failure = failure(phase, error)
         if self.comm.fault is not None:
             self.failure = failure(phase, self.comm.fault)
@@ -163,7 +165,9 @@ def run_rank(
     recorder = RecordingCommunicator(comm)
     try:
         capturer = engine.create(case.config, rank, recorder)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - an observation
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - an observation
         return Observation(rank=rank, create=failure("create", error))
     results: list[StepObservation] = []
     kept: list[NDArray[Any] | None] = []

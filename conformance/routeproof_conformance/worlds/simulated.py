@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from routeproof_reference import Producer
-from routeproof_spec import Case, Observation, Rank
+from routeproof_spec import Case, Failure, Observation, Rank, StepObservation
 
 from routeproof_conformance.arrays import MOVABLE, Operation, concatenate, describe
 from routeproof_conformance.engine import Engine
 from routeproof_conformance.worlds import WorldError
 from routeproof_conformance.worlds.rank import CollectiveFault, run_rank
 
-HANG_SECONDS = 60.0
-"""A rank that computes this long without a collective stops the run."""
+HANG_SECONDS = 10.0
+"""A rank that computes this long, without a collective, is given up."""
 
 
 class _State(Enum):
@@ -54,6 +54,7 @@ class _Group:
         self.over = threading.Lock()
         self.over.acquire()
         self.faulty = False
+        self.abandoned = False
         self.turns = 0
 
     def wait(self, member: _Member, state: _State) -> Any:  # noqa: ANN401
@@ -68,6 +69,8 @@ class _Group:
 
     def hand_on(self) -> None:
         """Give the baton to the lowest rank that can run, or end."""
+        if self.abandoned:
+            threading.Event().wait()
         self.turns += 1
         chosen = self._ready()
         if chosen is None:
@@ -90,14 +93,18 @@ class _Group:
             if member.state is not _State.DONE:
                 member.state = _State.READY
 
-    def join(self, patience: float | None) -> None:
-        """Wait until all ranks are done; raise WorldError if one runs for `patience` seconds."""
+    def join(self, patience: float | None) -> int | None:
+        """Wait until all ranks are done; give the one that runs for `patience` seconds, if one does.
+
+        The group is abandoned then: its threads run no further than their next wait.
+        """
         seen = -1
         while not self.over.acquire(timeout=-1 if patience is None else patience):
             if seen == self.turns:
-                number = next(i for i, m in enumerate(self.members) if m.state is _State.READY)
-                raise WorldError(f"TP rank {number} computed for {patience:g} s without an end")
+                self.abandoned = True
+                return next(i for i, m in enumerate(self.members) if m.state is _State.READY)
             seen = self.turns
+        return None
 
     def _complete(self, waiting: list[_Member]) -> None:
         """Answer a collective that all ranks joined; else tell the waiting ones why not."""
@@ -217,8 +224,23 @@ class SimulatedWorld:
         group.hand_on()
         if debugged is not None:
             play(debugged)
-        group.join(HANG_SECONDS if debugged is None else None)
+        hung = group.join(HANG_SECONDS if debugged is None else None)
+        if hung is not None:
+            self._jobs = []
+            return [self._abandoned(ranks[i], result, i == hung, hung) for i, result in enumerate(seen)]
         return [self._result(result) for result in seen]
+
+    @staticmethod
+    def _abandoned(
+        rank: Rank, result: Observation | BaseException | None, culprit: bool, hung: int
+    ) -> Observation:
+        """Describe a rank of a group that was given up: the one that hung, or one that waits for it."""
+        if isinstance(result, Observation):
+            return result
+        kind: Literal["timeout", "deadlock"] = "timeout" if culprit else "deadlock"
+        message = f"TP rank {hung} computed for {HANG_SECONDS:g} s without an end"
+        failure = Failure(phase="some step", kind=kind, types=("LostRank",), message=message)
+        return Observation(rank=rank, steps=(StepObservation(failure=failure),))
 
     @staticmethod
     def _result(result: Observation | BaseException | None) -> Observation:
