@@ -229,6 +229,14 @@ def harm(one: Layout, other: Layout, at: Situation) -> Truth:
     return fits(one, at) & fits(other, at) & (at.f.own > 0) & wrong
 
 
+BASE = (Layout.CROSS_DP, Layout.FULL, Layout.GATHERED_SHARDS, Layout.TP_SHARD)
+HARMFUL = (
+    frozenset({Layout.PADDED_LOCAL, Layout.CROSS_DP}),
+    frozenset({Layout.GATHERED_SHARDS, Layout.PADDED_TO_MAX}),
+    frozenset({Layout.PADDED_LOCAL, Layout.PADDED_TO_MAX}),
+)
+"""The three pairs that collide harmfully (F3, F4, F5)."""
+
 EVERYTHING = members_of(frozenset(PRECEDENCE))
 """The set of all six counted layouts."""
 

@@ -11,7 +11,9 @@ from typing import Any
 from routeproof_spec import PRECEDENCE, Layout
 
 from routeproof_reference.proofs.claims import (
+    BASE,
     EVERYTHING,
+    HARMFUL,
     Situation,
     accepted,
     any_of,
@@ -28,14 +30,6 @@ from routeproof_reference.proofs.scenario import figures_of, scenario
 from routeproof_reference.proofs.smt import TIMEOUT_MS
 from routeproof_reference.proofs.symbolic import Bool, Explored, Space, explore
 from routeproof_reference.proofs.target import Decision, Figures, Target, Truth, members_of
-
-BASE = (Layout.CROSS_DP, Layout.FULL, Layout.GATHERED_SHARDS, Layout.TP_SHARD)
-HARMFUL = (
-    frozenset({Layout.PADDED_LOCAL, Layout.CROSS_DP}),
-    frozenset({Layout.GATHERED_SHARDS, Layout.PADDED_TO_MAX}),
-    frozenset({Layout.PADDED_LOCAL, Layout.PADDED_TO_MAX}),
-)
-"""The three pairs that collide harmfully (F3, F4, F5)."""
 
 DP_SIZES = tuple(range(2, 9))
 """DP sizes at which PADDED_TO_MAX is examined: it needs the largest count."""

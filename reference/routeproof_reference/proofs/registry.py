@@ -292,9 +292,7 @@ DECISIONS = tuple(item.id for item in _DECISIONS)
 FACTS = tuple(item.id for item in (*_FACTS, *_OUTSIDE))
 TARGET_FACTS = ("lockstep", *(item.id for item in _OUTSIDE))
 """Facts of the code examined; the others are about layouts alone."""
-
 CAPTURER = tuple(item.id for item in _CAPTURER)
-"""Obligations of the capturer in torch."""
 
 
 def established_by(rule: str) -> tuple[str, ...]:

@@ -190,10 +190,16 @@ class Proof:
                 exact = (f.dp == smallest_many) & ((f.largest == f.own) | (f.largest == other))
                 whole = z3.Int("blocks") == 2 * z3.Int("largest")
                 part = z3.Int("earlier") == z3.If(z3.Int("d") > 0, z3.Int("largest"), 0)
-                small += [self.space.term(exact & (f.largest >= other)), whole, part]
+                sizes = [z3.Int(f"sizes_{name}") for name in ("total", "before", "own")]
+                last = z3.Implies(z3.Int("d") > 0, sizes[0] == sizes[1] + sizes[2])
+                small += [self.space.term(exact & (f.largest >= other)), whole, part, last]
             model = self._ask(wrong, *small)
             if model is not None:
-                return self._counterexample(model)
+                try:
+                    return self._counterexample(model)
+                except OpenError:
+                    if bound is None:
+                        raise
         raise OpenError(f"a model without a counterexample, {self._where()}")
 
     def _feasible(self) -> list[Explored]:
