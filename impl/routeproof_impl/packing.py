@@ -6,7 +6,7 @@ shards. The size follows from the counts alone, so it is the same on all ranks o
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import torch
 from routeproof_spec import CaptureConfig, Rank
@@ -76,7 +76,7 @@ class Packer:
         self._shape = (config.layers, config.top_k)
         self.dtype = dtype
         self._token = config.layers * config.top_k * dtype.itemsize
-        self._gathers_into = isinstance(comm, GathersInto)
+        self._into = cast("GathersInto", comm) if hasattr(comm, "gather_into") else None
         shard = -(-config.max_tokens // rank.topology.tp)
         chunk = _aligned(_HEADER_BYTES + shard * self._token)
         size = chunk * (rank.topology.tp if rank.publishes else 1)
@@ -106,8 +106,8 @@ class Packer:
             at += block.shard * self._token
             spans.append((block.offset, block.offset + block.rows_of(self._rank.tp, block.real)))
         note(storage, spans, digest, mine.narrow(0, 0, _HEADER_BYTES).view(torch.int32))
-        if self._gathers_into:
-            self._comm.gather_into(mine, room if self._rank.publishes else None)  # type: ignore[attr-defined]
+        if self._into is not None:
+            self._into.gather_into(mine, room if self._rank.publishes else None)
             gathered = room if self._rank.publishes else None
         else:
             gathered = self._comm.gather(mine)

@@ -26,8 +26,8 @@ REJECTED = ("BUF-02", "COL-01", "COL-05", "GAT-03")
 TP_SIZES = (1, 2, 3, 4, 8)
 DP_SIZES = (1, 2, 3)
 MAX_TOKENS = 24
-MANY_RANKS = 8
-"""Topologies beyond have fewer cases: they take longest and show little more."""
+FEW_RANKS, MANY_RANKS = 4, 8
+"""Topologies beyond have fewer cases, step by step: they take longest and show little more."""
 LAYERS = 2
 
 
@@ -147,7 +147,7 @@ def rejected(
         "source": source,
     }
     twin = Case.model_validate({**shared, "rules": (name[:6], "LAY-02"), "steps": (*first, right, right)})
-    few = topology.size <= MANY_RANKS
+    few = topology.size <= FEW_RANKS
     shown = [rule for rule in (name[:6], *rules, *REJECTED) if few or rule != "GAT-03"]
     listed = tuple(dict.fromkeys(shown))
     return Case.model_validate({**shared, "rules": listed, "steps": (*first, wrong, right), "twin": twin})
