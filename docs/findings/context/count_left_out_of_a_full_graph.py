@@ -30,7 +30,9 @@ graphs = ast.parse((FOLDER / "v1/worker/gpu/cudagraph_utils.py").read_bytes())
 nodes = list(ast.walk(graphs))
 (function,) = (node for node in nodes if getattr(node, "name", "") == "forward_fn")
 (recording,) = (
-    node for node in nodes if isinstance(node, ast.With) and "torch.cuda.graph(" in ast.unparse(node.items[-1])
+    node
+    for node in nodes
+    if isinstance(node, ast.With) and "torch.cuda.graph(" in ast.unparse(node.items[-1])
 )
 config, mask, seen = MagicMock(), torch.zeros(8, dtype=torch.bool), []
 config.parallel_config.data_parallel_size, config.parallel_config.use_sequence_parallel_moe = 1, False
