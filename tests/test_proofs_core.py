@@ -19,7 +19,8 @@ from routeproof_reference.proofs.examples import check_producers
 from routeproof_reference.proofs.faults import FAULTS, ReferenceTarget, faulty
 from routeproof_reference.proofs.obligation import judge
 from routeproof_reference.proofs.scenario import spread
-from routeproof_reference.proofs.symbolic import Space, explore
+from routeproof_reference.proofs.paths import explore
+from routeproof_reference.proofs.symbolic import Space
 
 REFERENCE = ReferenceTarget()
 

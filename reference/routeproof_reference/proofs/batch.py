@@ -4,7 +4,7 @@ Where the code asks for a truth that holds for some cases only, the cases are sp
 part runs from the start. Nothing in the code is rewritten, and millions of cases take seconds.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -59,12 +59,30 @@ def explore(code: Callable[..., Any], columns: tuple[Any, ...]) -> Iterator[Ran]
         index = waiting.pop()
         if not len(index):
             continue
-        chosen = tuple(
-            Batch.of(column[index]) if isinstance(column, np.ndarray) else column for column in columns
-        )
+        chosen = tuple(_of(column, index) for column in columns)
         try:
             result = code(*chosen)
         except _Split as split:
             waiting += [index[~split.truth], index[split.truth]]
             continue
         yield Ran(index, chosen, result)
+
+
+def merge(ran: Iterable[Ran], columns: tuple[Any, ...]) -> Iterator[Ran]:
+    """Put paths together whose results, named tuples of numbers, have the same first field."""
+    found: dict[Any, list[Ran]] = {}
+    for one in ran:
+        found.setdefault(one.result[0], []).append(one)
+    for first, parts in found.items():
+        cases = np.concatenate([part.cases for part in parts])
+        chosen = tuple(_of(column, cases) for column in columns)
+        sizes = [len(part.cases) for part in parts]
+        fields = (
+            np.concatenate([np.broadcast_to(value, size) for value, size in zip(values, sizes, strict=True)])
+            for values in zip(*(part.result[1:] for part in parts), strict=True)
+        )
+        yield Ran(cases, chosen, type(parts[0].result)(first, *(Batch.of(field) for field in fields)))
+
+
+def _of(column: Any, cases: NDArray[np.int64]) -> Any:  # noqa: ANN401
+    return Batch.of(column[cases]) if isinstance(column, np.ndarray) else column

@@ -154,6 +154,17 @@ class Sweep(NamedTuple):
     members: Members
     declared: Layout | None = None
     variants: tuple[str, ...] = VARIANTS
+    every_set: bool = False
+    """With each of the 64 sets, instead of `members`."""
+
+    def spread(self, cases: Steps) -> tuple[Steps, Members]:
+        """Give the cases with the set of each."""
+        if not self.every_set:
+            return cases, self.members
+        sets = np.array(list(product((False, True), repeat=len(PRECEDENCE))))
+        rows = np.tile(np.arange(len(cases.n)), len(sets))
+        members = np.repeat(sets, len(cases.n), axis=0)
+        return Steps(*(column[rows] for column in cases)), Members(*members.T)
 
 
 TOLD = ("own-rows", "other-ranks", "zero-tokens")
@@ -163,8 +174,7 @@ TOLD = ("own-rows", "other-ranks", "zero-tokens")
 def sweeps(target: Target, many: bool, every_set: bool, sparse: bool) -> Iterator[Sweep]:
     """Give what is to be examined for a target at DP = 1, or above."""
     if every_set:
-        for chosen in product((False, True), repeat=len(PRECEDENCE)):
-            yield Sweep(("order", "any-set-sound"), Members(*chosen))
+        yield Sweep(("order", "any-set-sound"), EVERYTHING, every_set=True)
         return
     own = members_of(target.layouts(2 if many else 1))
     right = ("right",) if sparse else ("right", "unknown")
@@ -201,8 +211,10 @@ def enumerate_box(
                 continue
             for chosen, variant in product(steps(bounds, dp), sweep.variants):
                 if _told(target, variant, dp):
-                    cases += len(chosen.n)
-                    found = _sweep(target, sweep._replace(claims=claims), chosen, dp, variant, used)
+                    told, members = sweep.spread(chosen)
+                    cases += len(told.n)
+                    pass_ = sweep._replace(claims=claims, members=members)
+                    found = _sweep(target, pass_, told, dp, variant, used)
                     if found is not None:
                         return Check(Status.REFUTED, f"after {cases:,} cases", found)
     vacuous = tuple(sorted(name for name, seen in used.items() if not seen))
@@ -220,16 +232,20 @@ def _sweep(
     """Run one pass; give the smallest counterexample of the first claim that fails."""
     at = situation(cases, dp, variant, sweep.members)._replace(declared=sweep.declared)
 
-    def code(*columns: object) -> Decision:
-        return target.decide(Figures(*columns), sweep.members, sweep.declared)
+    many = len(at.f)
+    columns = (*at.f, *sweep.members)
 
-    for ran in batch.explore(code, tuple(at.f)):
+    def code(*chosen: object) -> Decision:
+        return target.decide(Figures(*chosen[:many]), Members(*chosen[many:]), sweep.declared)
+
+    for ran in batch.merge(batch.explore(code, columns), columns):
         decision: Decision = ran.result
+        figures, members = Figures(*ran.columns[:many]), Members(*ran.columns[many:])
         s = batch.Batch.of(np.asarray(at.s)[ran.cases])
         tp = int(cases.tp.max())
         for claim in sweep.claims:
             for t in range(1, tp) if claim == "other-ranks" else (0,):
-                here = Situation(Figures(*ran.columns), s, t, sweep.members, sweep.declared)
+                here = Situation(figures, s, t, members, sweep.declared)
                 for name, assumed, concluded in CLAIMS[claim](here, decision):
                     wrong = np.broadcast_to(np.asarray(assumed) & ~_bools(concluded), ran.cases.shape)
                     part = f"{claim}: {name}"
@@ -252,4 +268,5 @@ def _counterexample(
     rank, tp = int(cases.d[index]), int(cases.tp[index])
     sizes = sizes_of(counts, rank, tp, variant)
     found = Counterexample(counts, rank, tp, t, int(cases.n[index]), "", sizes, "")
-    return explain(target, claim, found, sweep.members, sweep.declared)
+    members = Members(*(bool(np.broadcast_to(member, cases.n.shape)[index]) for member in sweep.members))
+    return explain(target, claim, found, members, sweep.declared)

@@ -5,7 +5,7 @@ Rows of producers out of contract (F3's misreading, F7, F8) are facts of the cod
 """
 
 from collections.abc import Callable, Iterator
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 from routeproof_spec import PRECEDENCE, Layout
@@ -26,16 +26,17 @@ from routeproof_reference.proofs.claims import (
     rows_of,
 )
 from routeproof_reference.proofs.obligation import Check, OpenError, Status, UnknownShapeError
+from routeproof_reference.proofs.paths import Explored, explore, merge
 from routeproof_reference.proofs.scenario import figures_of, scenario
 from routeproof_reference.proofs.smt import TIMEOUT_MS
-from routeproof_reference.proofs.symbolic import Bool, Explored, Space, explore
+from routeproof_reference.proofs.symbolic import Bool, Space
 from routeproof_reference.proofs.target import Decision, Figures, Target, Truth, members_of
 
 DP_SIZES = tuple(range(2, 9))
 """DP sizes at which PADDED_TO_MAX is examined: it needs the largest count."""
 
-Theorem = tuple[str, tuple[Any, ...], Truth, Truth]
-"""Name, further axioms, assumption, conclusion."""
+Theorem = tuple[str, Truth, Truth]
+"""Name, assumption, conclusion."""
 
 Fact = Callable[[Target, "Ground", str], Iterator[Theorem]]
 """Theorems of a fact; the last argument is its faulty statement, or empty."""
@@ -55,21 +56,20 @@ class Ground:
         """Conditions of paths that no step takes."""
         f = self.at.f
         if self.many and dp is not None:
-            self.add(f.dp == dp)
+            after, earlier = f.total - f.before - f.own, f.dp_rank * f.largest
+            places = (
+                (f.dp_rank == rank)
+                & (earlier == f.largest * rank)
+                & (f.before <= f.largest * rank)
+                & (after <= f.largest * (dp - 1 - rank))
+                for rank in range(dp)
+            )
+            self.add(f.dp == dp, f.dp * f.largest == f.largest * dp, any_of(places))
         self.add(f.has_sizes == True)  # noqa: E712 - a term
 
     def add(self, *terms: Truth) -> None:
         """Assume more."""
         self.axioms += [self.space.term(term) for term in terms]
-
-    def largest(self, rank: int) -> Situation:
-        """Give the situation at one DP rank of a known DP size, with what a largest count implies."""
-        f = self.at.f
-        after = f.total - f.before - f.own
-        others = (self.dp or 1) - 1 - rank
-        terms = [f.dp_rank == rank, f.before <= f.largest * rank, after <= f.largest * others]
-        self.add(*terms)
-        return self.at._replace(f=f._replace(dp=self.dp, dp_rank=rank))
 
     def explore(self, code: Callable[[], Decision]) -> list[Explored]:
         """Explore code; paths on which it cannot be driven must be taken by no step, else raise."""
@@ -81,43 +81,41 @@ class Ground:
                 return error
 
         kept = []
-        for path in explore(self.space, run):
+        for path in explore(self.space, run, self.axioms):
             if isinstance(path.result, UnknownShapeError):
-                if self.ask(True, True, (path.condition,))[1]:
+                if self.ask(Bool(self.space, path.condition)):
                     raise path.result
                 self.strange.append(path.condition)
             else:
                 kept.append(path)
-        return kept
+        return merge(self.space, kept)
 
-    def ask(self, assumed: Truth, concluded: Truth, more: tuple[Any, ...]) -> tuple[bool, bool]:
-        """Say whether a theorem holds, and whether anything satisfies its assumption."""
+    def ask(self, *terms: Truth) -> bool:
+        """Say whether some step satisfies all terms; raise OpenError where the solver does not know."""
         solver = self.space.z3.Solver()
         solver.set("timeout", TIMEOUT_MS)
-        solver.add(*self.axioms, *self.space.axioms, *more, self.space.term(assumed))
-        satisfiable = solver.check()
-        solver.add(self.space.z3.Not(self.space.term(concluded)))
+        solver.add(*self.axioms, *self.space.axioms, *(self.space.term(term) for term in terms))
         answer = solver.check()
-        if self.space.z3.unknown in (answer, satisfiable):
+        if answer == self.space.z3.unknown:
             raise OpenError(f"Z3 does not know ({solver.reason_unknown()}), tp {self.tp}, DP {self.dp}")
-        return answer == self.space.z3.unsat, satisfiable == self.space.z3.sat
+        return bool(answer == self.space.z3.sat)
 
 
 def establish(fact: str, target: Target, sizes: tuple[int | None, ...], fault: str) -> Check:
     """Establish or refute a fact, or a faulty statement of it, for the TP sizes (None: any)."""
     theorems = 0
-    used: dict[str, bool] = {}
+    meant: dict[str, bool] = {}
     code, dps = FACTS[fact]
-    for tp in sizes:
-        for dp in dps:
-            ground = Ground(tp, dp)
-            for name, more, assumed, concluded in code(target, ground, fault):
-                holds, meant = ground.ask(assumed, concluded, more)
-                used[name] = used.get(name, False) or meant
-                if not holds:
-                    return Check(Status.REFUTED, f"{name}: tp {tp or 'any'}, DP {dp or 'any'}")
-                theorems += 1
-    vacuous = tuple(name for name, meant in used.items() if not meant)
+    for tp, dp in product(sizes, dps):
+        ground = Ground(tp, dp)
+        told = tuple(code(target, ground, fault))
+        if ground.ask(any_of(assumed & negate(concluded) for _, assumed, concluded in told)):
+            name = next(name for name, *terms in told if ground.ask(terms[0], negate(terms[1])))
+            return Check(Status.REFUTED, f"{name}: tp {tp or 'any'}, DP {dp or 'any'}")
+        theorems += len(told)
+        for name, assumed, _ in told:
+            meant[name] = meant.get(name, False) or ground.ask(assumed)
+    vacuous = tuple(name for name, some in meant.items() if not some)
     return Check(Status.ESTABLISHED, f"{theorems} theorems", None, vacuous)
 
 
@@ -133,7 +131,7 @@ def base_set(_: Target, ground: Ground, fault: str) -> Iterator[Theorem]:
     at = ground.at._replace(t=0)
     for one, other in _pairs(lambda pair: pair <= set(members)):
         both = fits(one, at) & fits(other, at)
-        yield f"{one} and {other}", (), both, negate(harm(one, other, at))
+        yield f"{one} and {other}", both, negate(harm(one, other, at))
 
 
 def other_ranks(_: Target, ground: Ground, fault: str) -> Iterator[Theorem]:
@@ -143,7 +141,7 @@ def other_ranks(_: Target, ground: Ground, fault: str) -> Iterator[Theorem]:
         for emitted, read in ((one, other), (other, one)):
             both = fits(one, at) & fits(other, at)
             exempt = (at.f.own == 1) & (at.t > 0) if emitted is Layout.TP_SHARD and not fault else False
-            yield f"{emitted} read as {read}", (), both, right(emitted, at, read_as(read, at)) ^ exempt
+            yield f"{emitted} read as {read}", both, right(emitted, at, read_as(read, at)) ^ exempt
 
 
 def local_or_cross(_: Target, ground: Ground, fault: str) -> Iterator[Theorem]:
@@ -154,8 +152,8 @@ def local_or_cross(_: Target, ground: Ground, fault: str) -> Iterator[Theorem]:
     exact = (f.own > 0) & earlier & (f.total - f.own == padding)
     found = harm(Layout.PADDED_LOCAL, Layout.CROSS_DP, at)
     fitting = at.f.n == rows_of(Layout.PADDED_LOCAL, at)
-    yield "harm only then", (), found, exact
-    yield "harm always then", (), fitting & exact, found
+    yield "harm only then", found, exact
+    yield "harm always then", fitting & exact, found
 
 
 def misread(target: Target, ground: Ground, fault: str) -> Iterator[Theorem]:
@@ -170,21 +168,18 @@ def misread(target: Target, ground: Ground, fault: str) -> Iterator[Theorem]:
     def silent(found: Decision) -> Truth:
         return accepted(found) & negate(right(Layout.PADDED_LOCAL, at, found))
 
-    yield "silently wrong exactly then", (), fitting, _when(ground.space, paths, silent) ^ said ^ True
+    yield "silently wrong exactly then", fitting, _when(ground.space, paths, silent) ^ said ^ True
 
 
 def with_largest(one: Layout, other: Layout, exact: Callable[[Situation, str], Truth]) -> Fact:
     """F4, F5: a pair with PADDED_TO_MAX, exactly when."""
 
     def fact(_: Target, ground: Ground, fault: str) -> Iterator[Theorem]:
-        for rank in range(ground.dp or 1):
-            here = Ground(ground.tp, ground.dp)
-            at = here.largest(rank)._replace(t=0)
-            ground.space, ground.axioms = here.space, here.axioms
-            found, condition = harm(one, other, at), exact(at, fault)
-            fitting = at.f.n == rows_of(Layout.PADDED_TO_MAX, at)
-            yield "harm only then", (), found, condition
-            yield "harm always then", (), fitting & condition, found
+        at = ground.at._replace(t=0)
+        found, condition = harm(one, other, at), exact(at, fault)
+        fitting = at.f.n == rows_of(Layout.PADDED_TO_MAX, at)
+        yield "harm only then", found, condition
+        yield "harm always then", fitting & condition, found
 
     return fact
 
@@ -203,12 +198,9 @@ def _local_or_max(at: Situation, fault: str) -> Truth:
 def no_other(_: Target, ground: Ground, fault: str) -> Iterator[Theorem]:
     """F6: every other pair of the six is harmless; at DP = 1 every pair is."""
     harmful = () if fault or ground.dp == 1 else HARMFUL
-    for rank in range(ground.dp or 1):
-        here = Ground(ground.tp, ground.dp)
-        at = here.largest(rank)._replace(t=0) if here.many else here.at._replace(t=0)
-        ground.space, ground.axioms = here.space, here.axioms
-        for one, other in _pairs(lambda pair: pair not in harmful):
-            yield f"{one} and {other}", (), fits(one, at) & fits(other, at), negate(harm(one, other, at))
+    at = ground.at._replace(t=0)
+    for one, other in _pairs(lambda pair: pair not in harmful):
+        yield f"{one} and {other}", fits(one, at) & fits(other, at), negate(harm(one, other, at))
 
 
 def uneven(target: Target, ground: Ground, fault: str) -> Iterator[Theorem]:
@@ -222,10 +214,10 @@ def uneven(target: Target, ground: Ground, fault: str) -> Iterator[Theorem]:
     ragged = at.s != low
     lost = ragged if fault else (f.own > 1) & ragged
     apart = ragged & (_when(space, large, gathers) ^ _when(space, small, gathers))
-    yield "lockstep is lost exactly then", (), True, apart ^ lost ^ True
+    yield "lockstep is lost exactly then", True, apart ^ lost ^ True
     alone = at._replace(t=0, f=f._replace(n=at.s))
     whole = _when(space, large, lambda found: right(Layout.TP_SHARD, alone, found) | found.gather)
-    yield "a publisher that returns is right", (), ragged & _when(space, large, accepted), whole
+    yield "a publisher that returns is right", ragged & _when(space, large, accepted), whole
 
 
 def gathers(decision: Decision) -> Truth:
@@ -257,11 +249,11 @@ def physical(target: Target, ground: Ground, fault: str) -> Iterator[Theorem]:
 
     whole = _when(space, paths, restored)
     for layout, n in emitted.items():
-        yield f"{layout} at DP = 1", (), f.n == n, whole
+        yield f"{layout} at DP = 1", f.n == n, whole
     example = figures_of((1, 3), 1, 1, 4, None)
     told = target.decide(example, members_of(target.layouts(2)), None)
     wrong = accepted(told) and told.start != 0
-    yield "counts (1, 3) over (1, 4) rows at DP > 1", (), True, wrong ^ bool(fault)
+    yield "counts (1, 3) over (1, 4) rows at DP > 1", True, wrong ^ bool(fault)
 
 
 def single_valued(target: Target, ground: Ground, fault: str) -> Iterator[Theorem]:
@@ -278,11 +270,11 @@ def single_valued(target: Target, ground: Ground, fault: str) -> Iterator[Theore
     other = ground.space.int("t of another rank")
     ground.add(other >= 0, other < f.tp)
     some = z3.Or(*(path.condition for path in paths), *ground.strange)
-    yield "total", (), True, Bool(ground.space, some)
+    yield "total", True, Bool(ground.space, some)
     for name, what in (("accepts", accepted), ("gathers", gathers)):
         here = ground.space.term(_when(ground.space, paths, what))
         there = z3.substitute(here, (ground.at.t.term, other.term))
-        yield f"{name} alike on every rank", (), True, Bool(ground.space, here == there)
+        yield f"{name} alike on every rank", True, Bool(ground.space, here == there)
 
 
 FACTS: dict[str, tuple[Fact, tuple[int | None, ...]]] = {

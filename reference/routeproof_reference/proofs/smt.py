@@ -17,16 +17,13 @@ from routeproof_reference.proofs.obligation import (
     Status,
     UnknownShapeError,
 )
+from routeproof_reference.proofs.paths import Explored, explore, merge
 from routeproof_reference.proofs.scenario import Scenario, concrete, scenario, situation_of
-from routeproof_reference.proofs.symbolic import Explored, Space
-from routeproof_reference.proofs.symbolic import explore as explore_paths
+from routeproof_reference.proofs.symbolic import Space
 from routeproof_reference.proofs.target import Decision, Members, Target, members_of
 
 TIMEOUT_MS = 20_000
 """For one question to the solver."""
-
-MANY_PATHS = 400
-"""Beyond, each path is a question of its own."""
 
 SMALL = (2, 4, 6, 9, 14, 30)
 """Bounds on tokens tried in turn, for a counterexample that is easy to read."""
@@ -126,12 +123,10 @@ class Proof:
         self.at = self.scene.at._replace(declared=question.declared)
         if not question.many and not target.sizes_at_one:
             space.axioms.append(space.z3.Not(self.at.f.has_sizes.term))
-        self.paths: list[Explored] = explore_paths(space, self._decide)
+        self.paths: list[Explored] = explore(space, self._decide, self.scene.axioms)
         self._drop_strange()
-        if len(self.paths) > MANY_PATHS:
-            self.paths = self._feasible()
         self.parts: dict[str, list[tuple[Any, Any]]] = {}
-        for path in self.paths:
+        for path in merge(space, self.paths):
             for name, assumed, concluded in claim_of(claim)(self.at, path.result):
                 told = (space.z3.And(path.condition, space.term(assumed)), space.term(concluded))
                 self.parts.setdefault(name, []).append(told)
@@ -202,39 +197,12 @@ class Proof:
                         raise
         raise OpenError(f"a model without a counterexample, {self._where()}")
 
-    def _feasible(self) -> list[Explored]:
-        """Drop the paths that no step takes."""
-        solver, kept = self._solver(), []
-        for path in self.paths:
-            solver.push()
-            solver.add(path.condition)
-            if solver.check() != self.space.z3.unsat:
-                kept.append(path)
-            solver.pop()
-        return kept
-
     def _wrong(self) -> Any:  # noqa: ANN401
-        """Give a satisfiable violation of the claim, or None; path by path where there are many."""
+        """Give a violation of the claim, on any path, or None if there is none."""
         z3 = self.space.z3
-        failing = [
-            [z3.And(given, z3.Not(then)) for given, then in part]
-            for part in zip(*self.parts.values(), strict=True)
-        ]
-        if len(self.paths) <= MANY_PATHS:
-            wrong = z3.Or(*(term for terms in failing for term in terms))
-            return wrong if self._ask(wrong) is not None else None
-        solver = self._solver()
-        for path, terms in zip(self.paths, failing, strict=True):
-            solver.push()
-            wrong = z3.And(path.condition, z3.Or(*terms))
-            solver.add(wrong)
-            answer = solver.check()
-            solver.pop()
-            if answer == z3.unknown:
-                raise OpenError(f"Z3 does not know ({solver.reason_unknown()}), {self._where()}")
-            if answer == z3.sat:
-                return wrong
-        return None
+        failing = (z3.And(given, z3.Not(then)) for part in self.parts.values() for given, then in part)
+        wrong = z3.Or(*failing)
+        return wrong if self._ask(wrong) is not None else None
 
     def _counterexample(self, model: Any) -> Counterexample:  # noqa: ANN401
         values = {}

@@ -1,19 +1,15 @@
-"""Running code on Z3 integers: every path of it, with the condition under which it is taken.
+"""Z3 terms that take part in Python's arithmetic; code is run on them along all its paths (`paths`).
 
-A comparison gives a `Bool`; where the code asks for its truth, the run takes one branch and
-the other is queued. A path is replayed from the start with its decisions, so that the code
-may raise, return and build what it likes. Nothing in it is rewritten.
+A comparison gives a `Bool`; where the code asks for its truth, the exploration settles it.
 """
 
 import builtins
 import importlib
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
 from routeproof_reference.proofs.obligation import OpenError, UnknownShapeError
-
-MAX_PATHS = 20_000
 
 
 def z3() -> Any:  # noqa: ANN401 - the package has no types
@@ -24,17 +20,6 @@ def z3() -> Any:  # noqa: ANN401 - the package has no types
         raise OpenError(f"Z3 is not installed: pip install 'routeproof[prove]' ({error})") from error
 
 
-class _Path:
-    """The decisions of the run in progress."""
-
-    def __init__(self, decisions: list[bool]) -> None:
-        self.decisions = decisions
-        self.fixed = len(decisions)
-        self.at = 0
-        self.conditions: list[Any] = []
-        self.known: dict[int, bool] = {}
-
-
 class Space:
     """Shared by the terms of one exploration: each term once, quotients, and their axioms."""
 
@@ -42,7 +27,8 @@ class Space:
         """Start without any."""
         self.z3 = z3()
         self.axioms: list[Any] = []
-        self.path: _Path | None = None
+        self.decide: Callable[[Any, Any], builtins.bool] | None = None
+        """Takes a truth and its opposite, and settles it for the run in progress."""
         self._made: dict[tuple[Any, ...], Any] = {}
         self._constants: dict[int, bool | None] = {}
         self._negated: dict[int, Any] = {}
@@ -119,8 +105,8 @@ class Space:
 
     def truth(self, term: Any) -> "builtins.bool":  # noqa: ANN401
         """Decide a truth for the path in progress."""
-        path, key = self.path, term.get_id()
-        if path is None:
+        decide, key = self.decide, term.get_id()
+        if decide is None:
             raise UnknownShapeError("a symbolic truth was asked for outside an exploration")
         if key not in self._constants:
             self._kept.append(term)
@@ -129,15 +115,7 @@ class Space:
             self._constants[key] = bool(self.z3.is_true(plain)) if sure else None
             self._negated[key] = self.z3.Not(term)
         constant = self._constants[key]
-        if constant is not None:
-            return constant
-        if key not in path.known:
-            if path.at == len(path.decisions):
-                path.decisions.append(True)
-            path.known[key] = path.decisions[path.at]
-            path.at += 1
-            path.conditions.append(term if path.known[key] else self._negated[key])
-        return path.known[key]
+        return decide(term, self._negated[key]) if constant is None else constant
 
 
 class _Symbol:
@@ -240,27 +218,3 @@ class Int(_Symbol):
 
 
 Symbol = Union[Int, Bool]  # noqa: UP007 - both are defined above
-
-
-class Explored(NamedTuple):
-    """One path: its condition, and what the code gave."""
-
-    condition: Any
-    result: Any
-
-
-def explore(space: Space, code: Callable[[], Any]) -> list[Explored]:
-    """Run `code` along every path; raise OpenError beyond MAX_PATHS."""
-    waiting: list[list[bool]] = [[]]
-    found = []
-    while waiting:
-        path = space.path = _Path(waiting.pop())
-        try:
-            result = code()
-        finally:
-            space.path = None
-        found.append(Explored(space.z3.And(*path.conditions), result))
-        if len(found) > MAX_PATHS:
-            raise OpenError(f"more than {MAX_PATHS} paths")
-        waiting += [[*path.decisions[:at], not path.decisions[at]] for at in range(path.fixed, path.at)]
-    return found
