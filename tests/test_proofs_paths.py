@@ -114,3 +114,15 @@ def test_batches_with_the_same_outcome_become_one():
     }
     assert np.array_equal(np.asarray(some.columns[0]), values[some.cases])
     assert merged["none"].cases.tolist() == [2]
+
+
+def test_a_branch_that_the_solver_cannot_settle_is_followed(monkeypatch):
+    monkeypatch.setattr(paths, "EFFORT", 20_000)
+    space = Space()
+    x, y, z = (space.int(name) for name in "xyz")
+
+    def fermat():
+        return Found("never" if x * x * x + y * y * y == z * z * z else "always", 0)
+
+    found = paths.explore(space, fermat, [v.term > 0 for v in (x, y, z)])
+    assert sorted(path.result.kind for path in found) == ["always", "never"]
