@@ -7,64 +7,28 @@ is reported as of another shape; it never passes for that.
 """
 
 import ast
-import builtins
-import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from routeproof_reference.proofs.obligation import UnknownShapeError
-from routeproof_reference.proofs.target import Decision, Figures, Members, Number, Outcome, Truth
+from routeproof_reference.proofs.target import Decision, Figures, Members, Number, Outcome
 from routeproof_spec import Layout
 
+from routeproof_conformance.prove.fakes import (
+    STRANGE,
+    Attributes,
+    Change,
+    Rows,
+    Shift,
+    compiled,
+    methods_of,
+    same,
+    takes,
+    unknown,
+    wrapped,
+)
+
 CLASS = "RoutedExpertsCapturer"
-
-
-def unknown(what: str) -> NoReturn:
-    """Refuse: the code has another shape than the harness knows."""
-    raise UnknownShapeError(what)
-
-
-def same(left: Number, right: Number) -> bool:
-    """Whether two numbers are equal; forks where that depends on the case."""
-    return bool(left == right)
-
-
-class Rows:
-    """An ids tensor: which rows of what is handed over, or gathered, it holds."""
-
-    def __init__(self, log: "Log", start: Number, stop: Number, gathered: Truth) -> None:
-        """Hold rows [start, stop)."""
-        self.log, self.start, self.stop, self.gathered = log, start, stop, gathered
-
-    @property
-    def shape(self) -> tuple[Number, ...]:
-        """Rows, and a width that nobody may compute with."""
-        return (self.stop - self.start,)
-
-    def contiguous(self) -> "Rows":
-        """Give the same rows."""
-        return self
-
-    def __getitem__(self, key: object) -> "Rows":
-        if not isinstance(key, slice) or key.step is not None:
-            unknown(f"a tensor is indexed with {key!r}, not with a plain slice")
-        length = self.stop - self.start
-        first = _clip(0 if key.start is None else key.start, length)
-        last = _clip(length if key.stop is None else key.stop, length)
-        return Rows(self.log, self.start + first, self.start + last, self.gathered)
-
-    def __len__(self) -> NoReturn:  # noqa: PLE0303
-        unknown("the builtin len of a tensor, out of the harness's reach")
-
-
-def _clip(index: Number, length: Number) -> Number:
-    """Bring an index of a slice into [0, length], as tensors do without a word."""
-    if index < 0:
-        index = index + length
-    if index < 0:
-        return 0
-    return min(index, length)
 
 
 class Counts:
@@ -90,6 +54,12 @@ class Counts:
         if not same(key, self.f.dp_rank):
             unknown("the token count of another DP rank is read")
         return Counts(self.f, "own")
+
+    def length(self) -> Number:
+        """Give their number."""
+        if self.part != "all":
+            unknown("the length of a part of the token counts")
+        return self.f.dp
 
     def sum(self) -> "Counts":
         """Add up; `item` reads it."""
@@ -127,7 +97,7 @@ class Sizes:
             unknown("shard sizes are sliced elsewhere than before this DP rank's group")
         return Sizes(self.f, "before")
 
-    def sum(self) -> Number:
+    def total(self) -> Number:
         """Add them up."""
         return self.f.sizes_total if self.stop == "all" else self.f.sizes_before
 
@@ -161,19 +131,6 @@ class Buffer:
         self.log.written = (start, rows)
 
 
-class Attributes:
-    """An object with the given attributes and no others."""
-
-    def __init__(self, what: str, **attributes: object) -> None:
-        """Name it, for messages."""
-        self.__dict__.update(attributes, _what=what)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name == "local_sizes" and self.__dict__["_what"] == "DP metadata":
-            raise AttributeError(name)
-        unknown(f"the code reads {name!r} of the {self.__dict__['_what']}")
-
-
 class Self:
     """The capturer itself: the published methods, over fake state."""
 
@@ -191,25 +148,12 @@ class Self:
 class Harness:
     """The methods of one published file, over fakes."""
 
-    def __init__(self, path: Path, label: str, change: Callable[[ast.AST], ast.AST] | None = None) -> None:
+    def __init__(self, path: Path, label: str, change: Change | None = None) -> None:
         """Parse the file; `change` plants a fault. Raise UnknownShapeError without the class."""
-        tree = ast.parse(path.read_bytes())
         self.label = label
-        found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == CLASS]
-        if len(found) != 1:
-            unknown(f"{label}: the file has {len(found)} classes {CLASS}, expected one")
-        self._nodes = {node.name: node for node in found[0].body if isinstance(node, ast.FunctionDef)}
-        if "capture" not in self._nodes:
-            unknown(f"{label}: {CLASS} has no method capture")
-        arguments = [item.arg for item in self._nodes["capture"].args.args]
-        if len(arguments) != 3:  # noqa: PLR2004 - self, layer, ids
-            unknown(f"{label}: capture takes {arguments}, expected self, a layer and the ids")
-        self._code = {}
-        for name, node in self._nodes.items():
-            body = copy.deepcopy(node) if change is None else change(copy.deepcopy(node))
-            module = ast.fix_missing_locations(ast.Module([body], []))  # type: ignore[list-item]
-            flags = compile("", "", "exec").co_flags | 0x1000000  # annotations are not evaluated
-            self._code[name] = compile(module, str(path), "exec", flags=flags & 0x1000000, dont_inherit=True)
+        nodes = methods_of(path, label, CLASS)
+        takes(nodes, label, CLASS, "capture", 3)
+        self._code = {name: compiled(node, path, change) for name, node in nodes.items()}
 
     def method(self, name: str, log: Log) -> Callable[..., Any]:
         """Compile a method against the fakes of one call."""
@@ -224,10 +168,10 @@ class Harness:
         """Run `capture` on layer 0 of 1; give what it wrote, or how it was refused."""
         log = Log(f, offset)
         log_context(log, known)
-        ids = Rows(log, 0, f.n, gathered=False)
+        ids = Rows(0, f.n, gathered=False)
         try:
             self.method("capture", log)(Self(self, log), 0, ids)
-        except (AttributeError, NameError, TypeError, ImportError, KeyError, RecursionError) as error:
+        except STRANGE as error:
             unknown(f"{self.label}: {type(error).__name__}: {error}")
         except (ValueError, AssertionError) as error:
             group = isinstance(error, ValueError)
@@ -265,38 +209,15 @@ def _globals(log: Log) -> dict[str, Any]:
         if rows.gathered is not False or not same(rows.start, 0) or not same(rows.stop, log.f.n):
             unknown("a gather of other rows than those handed over")
         log.gathers += 1
-        return Rows(log, 0, log.f.n * log.f.tp, gathered=True)
-
-    def integer(value: Any = 0) -> Any:  # noqa: ANN401
-        return value if not isinstance(value, str) else builtins.int(value)
-
-    def length(value: Any) -> Any:  # noqa: ANN401
-        if isinstance(value, Rows):
-            return value.shape[0]
-        if isinstance(value, Counts):
-            return log.f.dp
-        return value.length() if isinstance(value, Sizes) else builtins.len(value)
-
-    def add(value: Any) -> Any:  # noqa: ANN401
-        return value.sum() if isinstance(value, Sizes) else builtins.sum(value)
+        return Rows(0, log.f.n * log.f.tp, gathered=True)
 
     group = Attributes("TP group", all_gather=gather)
     return {
-        "__builtins__": {**vars(builtins), "int": integer, "len": length, "sum": add},
+        "__builtins__": wrapped(),
         "get_forward_context": lambda: log.__dict__[_CONTEXT],
         "get_tp_group": lambda: group,
         "dbo_current_ubatch_token_offset": lambda: log.offset,
     }
-
-
-class _Shift(ast.NodeTransformer):
-    """Slices with a lower bound begin one row later."""
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        self.generic_visit(node)
-        if isinstance(node.ctx, ast.Load) and isinstance(node.slice, ast.Slice) and node.slice.lower:
-            node.slice.lower = ast.BinOp(node.slice.lower, ast.Add(), ast.Constant(1))
-        return node
 
 
 class _Floor(ast.NodeTransformer):
@@ -338,7 +259,7 @@ class _Whole(ast.NodeTransformer):
 
 
 FAULTS: dict[str, type[ast.NodeTransformer]] = {
-    "slices one row later": _Shift,
+    "slices one row later": Shift,
     "shards rounded down": _Floor,
     "nothing rejected": _Accept,
     "no gather": _Alone,
@@ -362,6 +283,8 @@ class PublishedTarget:
 
     configurable = False
     sizes_at_one = False
+    deployed = False
+    smallest_dp = 1
 
     def __init__(self, name: str, path: Path, fault: str = "") -> None:
         """Read the file; raise UnknownShapeError where it is not known."""

@@ -17,6 +17,8 @@ class CapturerTarget:
     name = "routeproof"
     configurable = True
     sizes_at_one = True
+    deployed = False
+    smallest_dp = 1
 
     def __init__(self) -> None:
         """Load the decision without torch."""

@@ -81,6 +81,8 @@ class ReferenceTarget:
 
     configurable = True
     sizes_at_one = True
+    deployed = False
+    smallest_dp = 1
     faults = tuple(FAULTS)
 
     def __init__(self, fault: str = "") -> None:

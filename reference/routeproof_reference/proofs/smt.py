@@ -97,6 +97,8 @@ def prove(target: Target, claim: str, sizes: tuple[int | None, ...], timeout: in
     theorems = paths = 0
     lacking: set[str] | None = None
     for question in questions(plan, sizes):
+        if target.smallest_dp > 1 and not question.many:
+            continue
         proof = Proof(target, claim, question, timeout)
         found = proof.refute()
         if found is not None:
@@ -121,7 +123,7 @@ class Proof:
         self.space = space = Space()
         self.scene: Scenario = scenario(space, question.many, question.tp, self.plan.told, self._members())
         self.at = self.scene.at._replace(declared=question.declared)
-        if not question.many and not target.sizes_at_one:
+        if target.deployed or not (question.many or target.sizes_at_one):
             space.axioms.append(space.z3.Not(self.at.f.has_sizes.term))
         self.paths: list[Explored] = explore(space, self._decide, self.scene.axioms)
         self._drop_strange()
@@ -242,7 +244,7 @@ def explain(
         if assumed and not concluded:
             layout = name.split(",")[0] if name.split(",")[0] in PRECEDENCE else ""
             chosen = tuple(item for item, has in zip(PRECEDENCE, members, strict=True) if has)
-            default = members == members_of(target.layouts(len(found.counts)))
+            default = not target.deployed and members == members_of(target.layouts(len(found.counts)))
             gathered = " of the gathered rows" if decision.gather else ""
             rows = f"rows [{decision.start}, {decision.start + decision.length}){gathered}"
             said = rows if decision.outcome == "rows" else str(decision.outcome)

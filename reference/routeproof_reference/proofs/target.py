@@ -89,6 +89,16 @@ class Target(Protocol):
         """Whether it is told shard sizes at DP = 1 too."""
         ...
 
+    @property
+    def deployed(self) -> bool:
+        """Whether its set is how it was started: then it infers nothing, and is told no shard sizes."""
+        ...
+
+    @property
+    def smallest_dp(self) -> int:
+        """From which DP size on it is examined."""
+        ...
+
     def layouts(self, dp: int) -> frozenset[Layout]:
         """Give its set at DP = 1, or at any greater DP size."""
         ...
