@@ -1,0 +1,132 @@
+"""Obligations that enumeration, CrossHair, Hypothesis, state search and execution establish."""
+
+from routeproof_reference.proofs.obligation import Method, Obligation
+
+_BOX = "counts <= 4, DP <= 3, tp 1..4, every n, every rank, shard sizes right, unknown and malformed"
+
+SEARCHES = (
+    Obligation(
+        "box",
+        ("LAY-01", "LAY-02", "LAY-03", "LAY-04", "LAY-05", "LAY-06", "LAY-08", "LAY-10", "LAY-12", "COL-02"),
+        "All of the above hold of every step within bounds.",
+        Method.BOX,
+        _BOX,
+        (
+            "shards rounded down",
+            "local padding at any DP",
+            "groups unchecked",
+            "harm ignored",
+            "unfit passes",
+        ),
+    ),
+    Obligation(
+        "box-every-set",
+        ("LAY-06",),
+        "For each of the 64 sets the order is kept, and no accepted step is wrong.",
+        Method.BOX,
+        "counts <= 2, DP <= 2, tp 1..3, every n, 64 sets",
+        ("always gather", "harm ignored"),
+    ),
+    Obligation(
+        "box-deep",
+        ("LAY-01", "LAY-02", "LAY-03", "LAY-04", "LAY-05", "COL-02"),
+        "Own rows, other ranks, fail closed and gathers, in a wider box.",
+        Method.BOX,
+        "counts <= 12, DP <= 4, tp 1, 2, 3, 4, 8, n at each layout's and beside",
+        ("shards rounded down", "unfit passes"),
+        deep=True,
+    ),
+    Obligation(
+        "producers",
+        ("LAY-02", "LAY-03", "LAY-04", "LAY-05"),
+        "What producers hand over has the n and the place of the own rows that the proofs assume, and "
+        "`plan` restores it from the step's context.",
+        Method.BOX,
+        "counts <= 2, DP <= 2 (and 3 with counts <= 1), tp 1, 2, 3, every rank and layout",
+        ("shards in another order", "padding in front"),
+    ),
+    Obligation(
+        "protocol",
+        ("COL-01", "BUF-01", "SNP-01"),
+        "No interleaving of ranks, layers and steps deadlocks, pairs different collectives, publishes rows "
+        "of another step, or copies without a fence; gathers per layer and per step.",
+        Method.PROTOCOL,
+        "tp <= 4, DP <= 2, 2..3 layers, 2 steps, 30 settings, all interleavings",
+        (
+            "a rank is handed one row less",
+            "a rank skips the gather",
+            "layers in another order on one rank",
+            "a layer is not written",
+            "no fence before the next step",
+        ),
+    ),
+    Obligation(
+        "contracts",
+        ("LAY-02", "LAY-03", "LAY-04"),
+        "Contracts of the flat decision: each layout starts where it must.",
+        Method.CROSSHAIR,
+        "unbounded counts, any DP size, tp 2, 3, 4",
+        ("planted_tokens_for_shards",),
+    ),
+    Obligation(
+        "arrays",
+        ("LAY-02", "LAY-04"),
+        "Arrays cut and put together by the decision hold the own rows.",
+        Method.HYPOTHESIS,
+        "three layouts, CrossHair as Hypothesis's backend, 40 examples",
+        ("tokens for shards",),
+    ),
+)
+
+CAPTURER = (
+    Obligation(
+        "same-decision",
+        ("LAY-01", "LAY-02", "LAY-06"),
+        "The capturer decides as the reference.",
+        Method.CROSSHAIR,
+        "diffbehavior: all counts, DP rank 1, TP 2, three layouts",
+        ("planted_decision",),
+    ),
+    Obligation(
+        "layouts-drawn",
+        ("LAY-01", "LAY-02", "LAY-06", "LAY-08", "LAY-10"),
+        "Steps drawn layout first: the capturer gives the rows or the error of the reference.",
+        Method.HYPOTHESIS,
+        "counts <= 40, DP <= 4, tp <= 8, 400 examples",
+        ("a row too early",),
+    ),
+    Obligation(
+        "state-machine",
+        ("BUF-01", "BUF-02", "BUF-05", "SNP-01", "SNP-03", "COL-01", "COL-05"),
+        "Steps, microbatches, rejected calls, abandoned steps and reused buffers in any order: what is "
+        "published is what the reference publishes, and snapshots stay.",
+        Method.HYPOTHESIS,
+        "tp <= 3, DP <= 2, 40 runs of up to 20 rules",
+        ("a snapshot shares the buffer", "an abandoned step is published"),
+    ),
+    Obligation(
+        "differential",
+        ("LAY-01", "LAY-02", "LAY-05", "LAY-06", "BUF-02", "COL-02", "COL-05", "COL-06"),
+        "On tensors: rows, error, number of collectives and the rest of the buffer are the reference's; "
+        "what is gathered and published is contiguous.",
+        Method.DIFFERENTIAL,
+        "counts <= 6, DP <= 3, tp 1, 2, 3, 4, 8, every n, at least 200,000 calls",
+        ("a row too many", "shards in another order"),
+    ),
+    Obligation(
+        "differential-optimised",
+        ("GAT-03",),
+        "The same in optimised Python, without assertions.",
+        Method.DIFFERENTIAL,
+        "the same calls under python -O",
+        ("a row too many",),
+    ),
+    Obligation(
+        "no-host-sync",
+        ("COL-07",),
+        "The capture path runs on tensors that hold no data: nothing reads ids or buffer from the host.",
+        Method.EXECUTION,
+        "meta tensors, every layout, tp 1, 2, 3, DP 1, 2",
+        ("a maximum is read",),
+    ),
+)
