@@ -9,6 +9,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from routeproof_reference.resolve import resolve
 from routeproof_spec import LayoutError
@@ -112,88 +113,118 @@ def planted_tokens_for_shards(own: int, p: int, before: int, q: int, after: int)
     return start_of(2 * (p + (own + 1) // 2 + q), own, p, before, q, after, 2)
 
 
-def _spelt(start: int, before: int, gather: bool) -> int:
+class _Step(NamedTuple):
+    """A step at DP rank 0 of 1, or at DP rank 1 of 2, TP size 2, shard sizes known at DP 2."""
+
+    n: int
+    own: int
+    shards: int
+    """Shards of the DP rank before."""
+    before: int
+    alone: bool
+
+    @property
+    def rows(self) -> int:
+        """Rows of a shard."""
+        return (self.own + 1) // 2
+
+
+def _step(kind: int, own: int, shards: int, before: int, alone: bool) -> _Step | None:
+    """Give the step with the n of a layout, if there is one.
+
+    An n that fits nothing is left out: the error's message would make the numbers concrete.
+    """
+    if kind < 0 or own < 0 or shards < 0 or not shards <= before <= 2 * shards or (alone and shards > 0):
+        return None
+    rows = (own + 1) // 2
+    if kind == 0:
+        return _Step(before + own, own, shards, before, alone)
+    if kind == 1:
+        return _Step(own, own, shards, before, alone)
+    if kind == 2:  # noqa: PLR2004 - a shard
+        return _Step(rows, own, shards, before, alone)
+    if kind == 3:  # noqa: PLR2004 - padded rows: of all DP ranks, or at DP 1 of this one
+        return _Step(2 * (shards + rows), own, shards, before, alone)
+    return None
+
+
+def _spelt(step: _Step, start: int, gather: bool) -> int:
     """Spell a decision in few values: an int that depends on a count would have a path for each."""
     if gather:
-        return 3 if start == 0 else 4
+        return 4 if start == 0 else 5
     if start == 0:
         return 0
-    return 1 if start == before else 2
+    if start == step.before:
+        return 1
+    return 2 if start == 2 * step.shards else 3
 
 
-def _n(kind: int, own: int, before: int) -> int:
-    """Give the n of a layout; a message about an n that fits none would make numbers concrete."""
-    if kind == 0:
-        return before + own
-    if kind == 1:
-        return own
-    return (own + 1) // 2
-
-
-def reference_decision(kind: int, own: int, before: int) -> int:
-    """Give the reference's decision at tp 2, DP rank 1 of 2, without shard sizes."""
-    if kind < 0 or kind > 2 or own < 0 or before < 0:  # noqa: PLR2004 - three layouts
+def reference_decision(kind: int, own: int, shards: int, before: int, alone: bool) -> int:
+    """Give the reference's decision in the default set."""
+    step = _step(kind, own, shards, before, alone)
+    if step is None:
         return OUTSIDE
     try:
         found = resolve(
-            n=_n(kind, own, before),
+            n=step.n,
             own=own,
             before=before,
             total=before + own,
             largest=own,
-            dp_rank=1,
-            dp=2,
+            dp_rank=0 if alone else 1,
+            dp=1 if alone else 2,
             tp=2,
-            has_sizes=False,
-            sizes_formed=False,
-            sizes_before=0,
-            sizes_own=0,
-            sizes_total=0,
+            has_sizes=not alone,
+            sizes_formed=not alone,
+            sizes_before=2 * shards,
+            sizes_own=2 * step.rows,
+            sizes_total=2 * (shards + step.rows),
             cross_dp=True,
             full=True,
             gathered_shards=True,
             padded_to_max=False,
             tp_shard=True,
-            padded_local=False,
+            padded_local=alone,
         )
     except LayoutError:
         return REJECTED
-    return _spelt(found.start, before, found.gather)
+    return _spelt(step, found.start, found.gather)
 
 
-def impl_decision(kind: int, own: int, before: int) -> int:
-    """Give the capturer's decision at tp 2, DP rank 1 of 2, without shard sizes."""
-    if kind < 0 or kind > 2 or own < 0 or before < 0:  # noqa: PLR2004 - three layouts
+def impl_decision(kind: int, own: int, shards: int, before: int, alone: bool) -> int:
+    """Give the capturer's decision in the default set."""
+    step = _step(kind, own, shards, before, alone)
+    if step is None:
         return OUTSIDE
     found = _plain.locate(
-        n=_n(kind, own, before),
+        n=step.n,
         counted=True,
         own=own,
         before=before,
         total=before + own,
         largest=own,
-        dp=2,
+        dp=1 if alone else 2,
         tp=2,
-        dp_rank=1,
-        sized=False,
-        grouped=False,
-        gathered=0,
-        group_before=0,
-        group_rows=0,
+        dp_rank=0 if alone else 1,
+        sized=not alone,
+        grouped=not alone,
+        gathered=2 * (shards + step.rows),
+        group_before=2 * shards,
+        group_rows=2 * step.rows,
         cross_dp=True,
         full=True,
         gathered_shards=True,
         padded_to_max=False,
         tp_shard=True,
-        padded_local=False,
+        padded_local=alone,
         declared=_plain.UNDECLARED,
     )
     if found.verdict != _plain.FITS:
         return REJECTED
-    return _spelt(found.start, before, found.gather)
+    return _spelt(step, found.start, found.gather)
 
 
-def planted_decision(kind: int, own: int, before: int) -> int:
+def planted_decision(kind: int, own: int, shards: int, before: int, alone: bool) -> int:
     """Control: the reference, but wrong for one odd step."""
-    found = reference_decision(kind, own, before)
-    return found + 5 if own == 7 and kind == 1 and before == 2 else found  # noqa: PLR2004
+    found = reference_decision(kind, own, shards, before, alone)
+    return found + 6 if own == 7 and kind == 1 and before == 2 else found  # noqa: PLR2004

@@ -81,10 +81,10 @@ SEARCHES = (
 CAPTURER = (
     Obligation(
         "same-decision",
-        ("LAY-01", "LAY-02", "LAY-06"),
+        ("LAY-02", "LAY-03", "LAY-04", "LAY-06"),
         "The capturer decides as the reference.",
         Method.CROSSHAIR,
-        "diffbehavior: all counts, DP rank 1, TP 2, three layouts",
+        "diffbehavior: all counts, DP 1 and rank 1 of DP 2, TP 2, every layout of the default set",
         ("planted_decision",),
     ),
     Obligation(
