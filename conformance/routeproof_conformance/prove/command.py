@@ -10,6 +10,7 @@ from routeproof_reference.proofs.registry import BY_ID
 from routeproof_conformance import parallel
 from routeproof_conformance.engines import EngineError
 from routeproof_conformance.prove import runner
+from routeproof_conformance.prove.targets import names_of
 from routeproof_conformance.report import prove as report
 from routeproof_conformance.report.terminal import console
 
@@ -20,7 +21,10 @@ WIDE = 150
 def prove(
     engine: Annotated[
         str | None,
-        typer.Option(help="reference, routeproof or vllm==X; the first two if left out."),
+        typer.Option(
+            help="reference, routeproof, vllm==X, sglang==X or one of its deployments ('sglang==X plain', "
+            "dp-attention, decode-graph, deepep); the first two if left out."
+        ),
     ] = None,
     only: Annotated[str | None, typer.Option(help="Obligations, separated by commas.")] = None,
     deep: Annotated[bool, typer.Option(help="Wider scopes; takes minutes.")] = False,
@@ -44,7 +48,7 @@ def prove(
     start = time.monotonic()
     err = Console(stderr=True, quiet=as_json)
     try:
-        listed = runner.tasks((engine,) if engine else OWN, deep, chosen)
+        listed = runner.tasks(names_of(engine) if engine else OWN, deep, chosen)
         results = []
         for found in runner.run(listed, deep, jobs or parallel.cores()):
             results.append(found)

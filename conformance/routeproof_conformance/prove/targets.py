@@ -4,11 +4,12 @@ from routeproof_reference.proofs.faults import ReferenceTarget
 from routeproof_reference.proofs.target import Decision, Figures, Members, Number, Outcome, Target
 from routeproof_spec import Layout, default_layouts
 
-from routeproof_conformance.engines import EngineError
+from routeproof_conformance.engines import EngineError, sglang, vllm
 from routeproof_conformance.engines.fetch import cached
-from routeproof_conformance.engines.vllm import FILE, PACKAGE
+from routeproof_conformance.engines.sglang_source import FILES
 from routeproof_conformance.prove.contracts import load_decision
 from routeproof_conformance.prove.published import PublishedTarget
+from routeproof_conformance.prove.sglang import DEPLOYMENTS, sglang_target
 
 
 class CapturerTarget:
@@ -67,15 +68,27 @@ class CapturerTarget:
         return ReferenceTarget(fault)
 
 
+def names_of(engine: str) -> tuple[str, ...]:
+    """Give the targets of an engine: one, or one for each way of starting it."""
+    package, _, version = engine.partition("==")
+    if package == sglang.PACKAGE and version and " " not in version:
+        return tuple(f"{engine} {deployment}" for deployment in DEPLOYMENTS)
+    return (engine,)
+
+
 def target_of(name: str) -> Target:
-    """Make the target of an engine's name; raise EngineError where there is none."""
-    package, _, version = name.partition("==")
+    """Make the target of a name, such as `sglang==0.5.23 deepep`; raise EngineError where there is none."""
+    package, _, rest = name.partition("==")
+    version, _, deployment = rest.partition(" ")
     if name == "reference":
         return ReferenceTarget()
     if name == "routeproof":
         return CapturerTarget()
-    if package == PACKAGE and version:
-        return PublishedTarget(name, cached(PACKAGE, version, (FILE,)).path(FILE))
+    if package == vllm.PACKAGE and version and not deployment:
+        return PublishedTarget(name, cached(package, version, (vllm.FILE,)).path(vllm.FILE))
+    if package == sglang.PACKAGE and version and deployment in DEPLOYMENTS:
+        return sglang_target(f"{package}=={version}", deployment, cached(package, version, FILES).root)
     raise EngineError(
-        f"nothing to prove of {name!r}: expected reference, routeproof or vllm==X, such as vllm==0.33.0"
+        f"nothing to prove of {name!r}: expected reference, routeproof, vllm==X or sglang==X, "
+        f"such as vllm==0.33.0; of SGLang one deployment with 'sglang==X NAME', NAME {', '.join(DEPLOYMENTS)}"
     )

@@ -4,9 +4,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from routeproof_spec import Layout
+
 from routeproof_reference.proofs import box, crosshair, examples, facts, protocol, smt
 from routeproof_reference.proofs.obligation import Check, Obligation, Result, UnknownShapeError, judge
 from routeproof_reference.proofs.registry import BY_ID, DECISIONS, FACTS, OBLIGATIONS, TARGET_FACTS
+from routeproof_reference.proofs.slots import GraphTarget
 from routeproof_reference.proofs.target import Target
 
 NEED_SETS = ("order", "order-any-set", "declared", "box-every-set", "contracts", "arrays")
@@ -14,6 +17,15 @@ NEED_SETS = ("order", "order-any-set", "declared", "box-every-set", "contracts",
 
 ABOUT_LAYOUTS = (*(name for name in FACTS if name not in TARGET_FACTS), "producers")
 """Obligations about layouts alone: asked once, with the reference."""
+
+INFERENCE = ("malformed-groups", "padded-local-misread", "uneven-shards", "physical-counts")
+"""Obligations of code that infers the layout, or is told shard sizes."""
+
+DEPLOYED = ("own-rows", "other-ranks", "zero-tokens", "fail-closed", "needless-gather")
+"""Claims about code that is started for its layout."""
+
+OF_GRAPHS = ("slots-in-requests",)
+"""Facts about decode graphs."""
 
 CONTRACTS = ("cross_dp_tp2", "shards_tp2", "tp_shard_tp3", "full_tp4")
 
@@ -25,6 +37,7 @@ FACT_SIZES: dict[str, tuple[int | None, ...]] = {
     "uneven-shards": (2, 3, None),
     "physical-counts": (2, 3, None),
     "padded-local-misread": (2, 3, None),
+    "slots-in-requests": (2, None),
 }
 """TP sizes of the facts that take long; the others: FEW_TP_SIZES and any."""
 
@@ -41,7 +54,15 @@ def names_for(target: Target, deep: bool) -> tuple[str, ...]:
         if (deep or not BY_ID[name].deep)
         and (target.configurable or name not in NEED_SETS)
         and (target.name == "reference" or name not in ABOUT_LAYOUTS)
+        and (not target.deployed or name not in INFERENCE)
+        and (_gathers(target) or name != "protocol")
+        and (isinstance(target, GraphTarget) or name not in OF_GRAPHS)
     )
+
+
+def _gathers(target: Target) -> bool:
+    """Whether shards are handed to it; where none are, no collective can be told from another."""
+    return Layout.TP_SHARD in target.layouts(2)
 
 
 def establish(name: str, target: Target, deep: bool = False, contracts: str = "") -> Result:
@@ -70,9 +91,23 @@ def examiner(name: str, target: Target, deep: bool, contracts: str) -> Examine:
     if name in DECISIONS and name != "lockstep":
         return lambda fault: _decision(name, target, fault, deep)
     if name in FACTS or name == "lockstep":
-        sizes = FACT_SIZES.get(name, (*smt.FEW_TP_SIZES, None))
-        return lambda fault: facts.establish(name, target, sizes if not fault else (2, None), fault)
+        return lambda fault: _fact(name, target, fault)
     return _SEARCHES[name](target, contracts)
+
+
+def _fact(name: str, target: Target, fault: str) -> Check:
+    """Establish a fact; a fault is one of the target, or a faulty statement."""
+    if fault in target.faults:
+        return facts.establish(name, target.faulty(fault), (2, None), "")
+    sizes = (2, None) if fault else FACT_SIZES.get(name, (*smt.FEW_TP_SIZES, None))
+    return facts.establish(name, target, sizes, fault)
+
+
+def _meant(target: Target, check: Check) -> Check:
+    """Drop from the vacuous parts that a gather is needed, where no shards are handed over."""
+    if _gathers(target):
+        return check
+    return replace(check, vacuous=tuple(part for part in check.vacuous if not part.endswith("needed")))
 
 
 def _decision(name: str, target: Target, fault: str, deep: bool) -> Check:
@@ -85,20 +120,32 @@ def _decision(name: str, target: Target, fault: str, deep: bool) -> Check:
         sizes = (2, 3, None)
     if name == "order-any-set":
         sizes = (None,) if deep else (2,)
-    return smt.prove(target, name, sizes)
+    return _meant(target, smt.prove(target, name, sizes))
 
 
 def _box(bounds: box.Bounds, every_set: bool) -> Callable[[Target, str], Examine]:
     def make(target: Target, _: str) -> Examine:
-        return lambda fault: box.enumerate_box(target.faulty(fault) if fault else target, bounds, every_set)
+        only = DEPLOYED if target.deployed else None
+
+        def examine(fault: str) -> Check:
+            code = target.faulty(fault) if fault else target
+            return _meant(target, box.enumerate_box(code, bounds, every_set, only))
+
+        return examine
 
     return make
 
 
 def _protocol(target: Target, _: str) -> Examine:
+    settings = protocol.SETTINGS
+    if target.deployed:
+        layout = next(iter(target.layouts(2)))
+        same = (setting._replace(emitted=(layout, layout)) for setting in settings if not setting.deferred)
+        settings = tuple(dict.fromkeys(same))
+
     def examine(fault: str) -> Check:
         try:
-            return protocol.search(target, fault)
+            return protocol.search(target, fault, settings)
         except UnknownShapeError as error:
             raise UnknownShapeError(f"protocol: {error}") from error
 

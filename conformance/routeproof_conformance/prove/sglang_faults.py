@@ -1,0 +1,175 @@
+"""Faults planted into SGLang's published functions, and which obligation has to refute which."""
+
+import ast
+from typing import ClassVar
+
+from routeproof_conformance.prove.fakes import Shift
+
+_GATHER = "attn_tp_all_gather_into_tensor"
+_BACKEND = "_is_scattered_a2a_backend"
+
+
+def _called(node: ast.AST) -> str:
+    """Give the name of the function that a call or a call as a statement calls."""
+    call = node.value if isinstance(node, ast.Expr) else node
+    return call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
+
+
+class _Resized(ast.NodeTransformer):
+    """Slices with both bounds end `more` rows later."""
+
+    more: ClassVar[int]
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        for part in parts if isinstance(node.ctx, ast.Load) else []:
+            if isinstance(part, ast.Slice) and part.lower and part.upper:
+                part.upper = ast.BinOp(part.upper, ast.Add(), ast.Constant(self.more))
+        return node
+
+
+class _Longer(_Resized):
+    """One row too many."""
+
+    more = 1
+
+
+class _Shorter(_Resized):
+    """One row too few."""
+
+    more = -1
+
+
+class _First(ast.NodeTransformer):
+    """Every DP rank starts at the rows of the first."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        return ast.Constant(0) if _called(node) == "sum" else node
+
+
+class _Eager(ast.NodeTransformer):
+    """A graph is taken for an eager batch."""
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.test, ast.Name) and node.test.id == "can_run_graph":
+            node.test = ast.Constant(value=False)
+        return node
+
+
+class _Wider(ast.NodeTransformer):
+    """The slots of a graph lie one row further apart."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.right, ast.Name) and node.right.id == "cuda_graph_batch":
+            node.right = ast.BinOp(node.right, ast.Add(), ast.Constant(1))
+        return node
+
+
+class _Ungathered(ast.NodeTransformer):
+    """The gather buffer is captured without a gather."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        return ast.Pass() if _called(node) == _GATHER else node
+
+
+class _Twice(ast.NodeTransformer):
+    """Shards are gathered twice."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.AST]:
+        return [node, node] if _called(node) == _GATHER else node
+
+
+class _Own(ast.NodeTransformer):
+    """Shards are gathered, and the own one is captured."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.AST]:
+        if _called(node) != _GATHER:
+            return node
+        return [node, ast.parse("topk_indices = local_topk").body[0]]
+
+
+class _Backend(ast.NodeTransformer):
+    """Whether rows are shards is told otherwise."""
+
+    told: ClassVar[str]
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if node.name == _BACKEND:
+            self.generic_visit(node)
+        return node
+
+    def visit_Return(self, node: ast.Return) -> ast.AST:
+        return ast.parse(self.told.format(ast.unparse(node.value or ast.Constant(None)))).body[0]
+
+
+class _Always(_Backend):
+    """Of every backend."""
+
+    told = "return True"
+
+
+class _Never(_Backend):
+    """Of none."""
+
+    told = "return False"
+
+
+class _ByRank(_Backend):
+    """TP rank 0 holds the contrary."""
+
+    told = "return (get_parallel().attn_tp_rank == 0) != ({})"
+
+
+FAULTS: dict[str, type[ast.NodeTransformer]] = {
+    "slices one row later": Shift,
+    "a row too many": _Longer,
+    "a row too few": _Shorter,
+    "start of all ranks": _First,
+    "a graph taken for eager": _Eager,
+    "slots one row further apart": _Wider,
+    "no gather": _Ungathered,
+    "the own shard captured": _Own,
+    "gathered twice": _Twice,
+    "shards of every backend": _Always,
+    "shards of no backend": _Never,
+    "TP rank 0 otherwise": _ByRank,
+}
+
+_EVERYWHERE: dict[str, tuple[str, ...]] = {
+    "own-rows": ("slices one row later", "a row too few"),
+    "other-ranks": ("slices one row later",),
+    "fail-closed": ("a row too few",),
+    "needless-gather": ("shards of every backend",),
+    "zero-tokens": ("a row too many", "shards of every backend"),
+    "lockstep": ("TP rank 0 otherwise",),
+    "box": ("slices one row later", "a row too few"),
+}
+_SLOTS = ("a graph taken for eager", "slots one row further apart")
+_SHARDS = ("no gather", "the own shard captured", "shards of no backend")
+
+CONTROLS: dict[str, dict[str, tuple[str, ...]]] = {
+    "plain": _EVERYWHERE,
+    "dp-attention": {
+        **_EVERYWHERE,
+        "own-rows": (*_EVERYWHERE["own-rows"], "start of all ranks"),
+        "other-ranks": ("slices one row later", "start of all ranks"),
+    },
+    "decode-graph": {
+        **_EVERYWHERE,
+        "own-rows": (*_EVERYWHERE["own-rows"], "start of all ranks", *_SLOTS),
+        "other-ranks": ("slices one row later", *_SLOTS),
+    },
+    "deepep": {
+        **_EVERYWHERE,
+        "own-rows": (*_EVERYWHERE["own-rows"], *_SHARDS),
+        "other-ranks": _SHARDS,
+        "needless-gather": ("gathered twice",),
+        "zero-tokens": ("a row too many",),
+        "box": ("slices one row later", *_SHARDS),
+    },
+}
+"""Faults that an obligation has to refute, by deployment."""
