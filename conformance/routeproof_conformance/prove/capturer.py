@@ -1,9 +1,8 @@
 """Obligations of the capturer in torch: drawn steps, the state machine, meta tensors."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,11 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 from routeproof_reference import expected, producers
-from routeproof_reference.proofs import crosshair
+from routeproof_reference.proofs import child, crosshair
 from routeproof_reference.proofs.group import SequentialGroup
 from routeproof_reference.proofs.machine import machine
 from routeproof_reference.proofs.obligation import Check, OpenError, Status
+from routeproof_reference.proofs.registry import BY_ID
 from routeproof_reference.proofs.scenario import right_sizes
 from routeproof_reference.proofs.strategies import off_by_some, steps, topologies
 from routeproof_spec import CaptureConfig, Case, Layout, Rank, StepContext, Topology
@@ -152,16 +152,21 @@ def state_machine(fault: str) -> Check:
 
 def optimised(fault: str) -> Check:
     """Run the comparison under `python -O`."""
-    command = [sys.executable, "-O", "-m", "routeproof_conformance.prove.differential"]
-    done = subprocess.run(  # noqa: S603 - own interpreter, own module
-        [*command, *([fault] if fault else [])], capture_output=True, text=True, check=False
-    )
+    return _optimised()[fault]
+
+
+@cache
+def _optimised() -> dict[str, Check]:
+    """Give the checks by fault, all from one process."""
+    faults = BY_ID["differential-optimised"].controls
+    done = child.run(differential.__name__, *faults, optimised=True)
     if done.returncode:
         raise OpenError(f"python -O failed: {(done.stderr.splitlines() or ['no message'])[-1]}")
-    found = json.loads(done.stdout)
-    if not found["optimised"]:
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    if not all(document["optimised"] for document in found):
         raise OpenError("python -O still has its assertions")
-    return Check(Status(found["status"]), found["detail"])
+    checks = [Check(Status(document["status"]), document["detail"]) for document in found]
+    return dict(zip(("", *faults), checks, strict=True))
 
 
 class _Meta:

@@ -2,8 +2,8 @@
 
 import importlib.util
 import subprocess
-import sys
 
+from routeproof_reference.proofs import child
 from routeproof_reference.proofs.obligation import Check, OpenError, Status
 
 CONFIRMED = "Confirmed over all paths"
@@ -16,11 +16,8 @@ def _crosshair(*arguments: str) -> str:
     """Run it; raise OpenError where it is missing or does not end."""
     if importlib.util.find_spec("crosshair") is None:
         raise OpenError("CrossHair is not installed: pip install 'routeproof[prove]'")
-    command = [sys.executable, "-m", "crosshair.main", *arguments]
     try:
-        done = subprocess.run(  # noqa: S603 - own interpreter, own arguments
-            command, capture_output=True, text=True, check=False, timeout=4 * BUDGET
-        )
+        done = child.run("crosshair.main", *arguments, timeout=4 * BUDGET)
     except subprocess.TimeoutExpired as error:
         raise OpenError(f"CrossHair did not end in {4 * BUDGET:.0f} s") from error
     return done.stdout + done.stderr

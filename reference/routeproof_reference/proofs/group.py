@@ -5,7 +5,6 @@ all of it. What the others get back is of the right shape only, so this is for e
 decide nothing by ids (COL-07). Gathers per layer and per step both work.
 """
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -28,11 +27,22 @@ class Member:
 
     def all_gather(self, rows: Any) -> Any:  # noqa: ANN401 - numpy or torch
         """Concatenate what all ranks bring, at the publisher."""
-        flat = rows.is_contiguous() if hasattr(rows, "is_contiguous") else rows.flags.c_contiguous
-        self.strided += not flat
-        self.sent.append(copy.deepcopy(rows))
-        if self.rank:
-            return self.group.concatenate([rows] * self.size)
+        self._send(rows)
+        return self.group.concatenate([rows] * self.size) if self.rank else self._gathered(rows)
+
+    def gather(self, rows: Any, dst: int = 0) -> Any:  # noqa: ANN401
+        """Like `all_gather`, at `dst` alone."""
+        if self.rank == dst:
+            return self.all_gather(rows)
+        self._send(rows)
+        return None
+
+    def _send(self, rows: Any) -> None:  # noqa: ANN401
+        tensor = hasattr(rows, "is_contiguous")
+        self.strided += not (rows.is_contiguous() if tensor else rows.flags.c_contiguous)
+        self.sent.append(rows.clone() if tensor else rows.copy())
+
+    def _gathered(self, rows: Any) -> Any:  # noqa: ANN401
         at = len(self.sent) - 1
         parts = []
         for member in self.group.members:
@@ -40,11 +50,6 @@ class Member:
                 raise GroupError(f"collective {at}: TP rank {member.rank} does not bring {tuple(rows.shape)}")
             parts.append(member.sent[at])
         return self.group.concatenate(parts[::-1] if self.group.reverse else parts)
-
-    def gather(self, rows: Any, dst: int = 0) -> Any:  # noqa: ANN401
-        """Like `all_gather`, at `dst` alone."""
-        gathered = self.all_gather(rows)
-        return gathered if self.rank == dst else None
 
 
 class SequentialGroup:
