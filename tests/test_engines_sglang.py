@@ -1,6 +1,5 @@
 """SGLang's published capturer through the adapter, on rows worked out by hand."""
 
-import os
 import pickle
 import threading
 from pathlib import Path
@@ -11,7 +10,6 @@ import torch
 from routeproof_conformance.cases import select
 from routeproof_conformance.engines import Loaded, load, sglang
 from routeproof_conformance.engines.errors import EngineError
-from routeproof_conformance.engines.fetch import cached, fetch_command
 from routeproof_conformance.engines.own import ReferenceEngine
 from routeproof_conformance.engines.sglang import PUBLISHED, SglangEngine
 from routeproof_conformance.engines.sglang_source import DP_ATTENTION, FILES
@@ -31,14 +29,8 @@ def config(*layouts: Layout, **more: int) -> CaptureConfig:
 
 
 @pytest.fixture
-def root() -> Path:
-    """The published files, out of the cache; skips if they are not there."""
-    try:
-        return cached(sglang.PACKAGE, VERSION, FILES).root
-    except EngineError as error:
-        if os.environ.get("ROUTEPROOF_REQUIRE_PUBLISHED") == "1":
-            pytest.fail(str(error))
-        pytest.skip(f"not fetched: run `{fetch_command(sglang.PACKAGE, VERSION)}`")
+def root(sglang_root: Path) -> Path:
+    return sglang_root
 
 
 class Hub:

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from routeproof_reference.proofs.obligation import UnknownShapeError
 from routeproof_reference.proofs.target import Number, Truth
@@ -148,14 +148,25 @@ def wrapped() -> dict[str, Any]:
     return {**vars(builtins), "int": integer, "len": length, "sum": add}
 
 
-class Shift(ast.NodeTransformer):
-    """Slices with a lower bound begin one row later."""
+class Moved(ast.NodeTransformer):
+    """Slices with a lower bound begin `first` rows later and end `last` rows later."""
+
+    first: ClassVar[int] = 0
+    last: ClassVar[int] = 0
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        """Move lower bounds."""
+        """Move the bounds."""
         self.generic_visit(node)
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         for part in parts if isinstance(node.ctx, ast.Load) else []:
             if isinstance(part, ast.Slice) and part.lower:
-                part.lower = ast.BinOp(part.lower, ast.Add(), ast.Constant(1))
+                part.lower = ast.BinOp(part.lower, ast.Add(), ast.Constant(self.first))
+                if part.upper:
+                    part.upper = ast.BinOp(part.upper, ast.Add(), ast.Constant(self.last))
         return node
+
+
+class Shift(Moved):
+    """Slices begin one row later."""
+
+    first = 1

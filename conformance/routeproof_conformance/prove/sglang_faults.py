@@ -3,7 +3,7 @@
 import ast
 from typing import ClassVar
 
-from routeproof_conformance.prove.fakes import Shift
+from routeproof_conformance.prove.fakes import Moved, Shift
 
 _GATHER = "attn_tp_all_gather_into_tensor"
 _BACKEND = "_is_scattered_a2a_backend"
@@ -15,30 +15,16 @@ def _called(node: ast.AST) -> str:
     return call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
 
 
-class _Resized(ast.NodeTransformer):
-    """Slices with both bounds end `more` rows later."""
+class _Longer(Moved):
+    """Slices have one row too many."""
 
-    more: ClassVar[int]
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        self.generic_visit(node)
-        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        for part in parts if isinstance(node.ctx, ast.Load) else []:
-            if isinstance(part, ast.Slice) and part.lower and part.upper:
-                part.upper = ast.BinOp(part.upper, ast.Add(), ast.Constant(self.more))
-        return node
+    last = 1
 
 
-class _Longer(_Resized):
-    """One row too many."""
+class _Shorter(Moved):
+    """Slices have one row too few."""
 
-    more = 1
-
-
-class _Shorter(_Resized):
-    """One row too few."""
-
-    more = -1
+    last = -1
 
 
 class _First(ast.NodeTransformer):
