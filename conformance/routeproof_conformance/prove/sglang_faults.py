@@ -130,7 +130,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {
     "other-ranks": ("slices one row later",),
     "fail-closed": ("a row too few",),
     "needless-gather": ("shards of every backend",),
-    "zero-tokens": ("a row too many", "shards of every backend"),
+    "zero-tokens": ("a row too many",),
     "lockstep": ("TP rank 0 otherwise",),
     "box": ("slices one row later", "a row too few"),
 }
@@ -154,7 +154,6 @@ CONTROLS: dict[str, dict[str, tuple[str, ...]]] = {
         "own-rows": (*_EVERYWHERE["own-rows"], *_SHARDS),
         "other-ranks": _SHARDS,
         "needless-gather": ("gathered twice",),
-        "zero-tokens": ("a row too many",),
         "box": ("slices one row later", *_SHARDS),
     },
 }
