@@ -171,8 +171,8 @@ def test_a_gather_that_nobody_needs(target, counts, dp_rank, tp, n):
     numbers = Counterexample(counts, dp_rank, tp, 0, n, "", None, "")
     found = smt.explain(target, "needless-gather", numbers, members_of(target.layouts(1)), None)
     case, result = replayed("deepep", "needless-gather", "needed", found)
-    assert {step.emitted for step in case.steps} == {Layout.TP_SHARD}
-    assert result.confirmed.startswith("failed COL-02")
+    assert [(step.emitted, step.context.counts) for step in case.steps] == [(Layout.TP_SHARD, counts)]
+    assert result.confirmed.startswith("failed COL-02: step 0")
 
 
 @pytest.mark.usefixtures("kept")
