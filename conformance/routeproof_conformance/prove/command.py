@@ -1,10 +1,12 @@
 """The `prove` command."""
 
 import time
+from contextlib import closing
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from routeproof_reference.proofs.obligation import Result
 from routeproof_reference.proofs.registry import BY_ID
 
 from routeproof_conformance import parallel
@@ -36,7 +38,7 @@ def prove(
     """Establish the contract's obligations by enumeration, SMT, CrossHair, Hypothesis and state search.
 
     Exit 0: every MUST is established; 1: one is refuted or open; 2: usage, or code of an unknown
-    shape; 3: nothing was examined.
+    shape; 3: nothing was examined, or cut short.
     """
     chosen = tuple(name.strip() for name in only.split(",")) if only else ()
     unknown = [name for name in chosen if name not in BY_ID]
@@ -47,17 +49,22 @@ def prove(
         raise typer.Exit(2)
     start = time.monotonic()
     err = Console(stderr=True, quiet=as_json)
+    listed: list[runner.Task] = []
+    results: list[Result] = []
     try:
         listed = runner.tasks(names_of(engine) if engine else OWN, deep, chosen)
-        results = []
-        for found in runner.run(listed, deep, jobs or parallel.cores()):
-            results.append(found)
-            if not err.quiet:
-                said = f"{len(results)} of {len(listed)} {found.obligation}, {found.target}: {found.status}"
-                typer.echo(f"{said} ({found.seconds:.1f} s)", err=True)
+        with closing(runner.run(listed, deep, jobs or parallel.cores())) as coming:
+            for found in coming:
+                results.append(found)
+                if not err.quiet:
+                    said = f"{len(results)} of {len(listed)} {found.obligation}, {found.target}"
+                    typer.echo(f"{said}: {found.status} ({found.seconds:.1f} s)", err=True)
     except EngineError as error:
         typer.echo(f"routeproof: {error}", err=True)
         raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        typer.echo(f"routeproof: interrupted after {len(results)} of {len(listed)} obligations", err=True)
+        raise typer.Exit(3) from None
     results = runner.in_order(results)
     seconds = time.monotonic() - start
     if as_json:

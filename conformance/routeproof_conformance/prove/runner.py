@@ -1,11 +1,16 @@
 """All obligations of some targets, in processes; one result each, whatever happens."""
 
+import importlib
 import multiprocessing
 import os
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from multiprocessing.connection import Connection
 
 from routeproof_reference.proofs.obligation import Result, Status
 from routeproof_reference.proofs.registry import BY_ID, CAPTURER, OBLIGATIONS
@@ -50,21 +55,55 @@ def one(name: str, target_name: str, deep: bool) -> Result:
     return result
 
 
-def run(listed: list[Task], deep: bool, jobs: int) -> Iterator[Result]:
-    """Give results as they come."""
+def run(listed: list[Task], deep: bool, jobs: int) -> Generator[Result, None, None]:
+    """Give results as they come; no process outlives the caller's interest, or the caller."""
     if jobs == 1:
+        with suppress(ImportError):  # it would answer "unknown" to Ctrl-C
+            importlib.import_module("z3").set_param("ctrl_c", False)
         yield from (one(*task, deep) for task in listed)
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        waiting: dict[Future[Result], Task] = {pool.submit(one, *task, deep): task for task in listed}
+    theirs, ours = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_attend, initargs=(theirs,))
+    try:
+        with _uninterrupted():  # processes inherit it, and are started here
+            waiting: dict[Future[Result], Task] = {pool.submit(one, *task, deep): task for task in listed}
         for done in as_completed(waiting):
             name, target = waiting[done]
             try:
                 yield done.result()
             except BrokenProcessPool:
                 yield Result(name, target, Status.OPEN, "the process that examined it died")
+        pool.shutdown()
+    finally:
+        with _uninterrupted():
+            ours.close()
+            pool.shutdown(cancel_futures=True)
+            theirs.close()
+
+
+def _attend(line: Connection) -> None:
+    """In a worker: leave Ctrl-C to the caller, and end when its end of the line closes, also by its death."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(line,), daemon=True).start()
+
+
+def _end_with(line: Connection) -> None:
+    try:
+        line.poll(None)
+    finally:
+        os._exit(1)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C for a moment."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def in_order(results: list[Result]) -> list[Result]:
