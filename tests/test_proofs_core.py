@@ -12,15 +12,18 @@ from routeproof_reference.proofs import (
     facts,
     protocol,
     smt,
+    uncounted,
 )
 from routeproof_reference.proofs import box as box_
 from routeproof_reference.proofs.batch import explore as explore_batch
 from routeproof_reference.proofs.examples import check_producers
-from routeproof_reference.proofs.faults import FAULTS, ReferenceTarget, faulty
+from routeproof_reference.proofs.faults import FAULTS, PLAN_FAULTS, ReferenceTarget, faulty
 from routeproof_reference.proofs.obligation import judge
-from routeproof_reference.proofs.scenario import spread
 from routeproof_reference.proofs.paths import explore
+from routeproof_reference.proofs.run import OF_GRAPHS, establish
+from routeproof_reference.proofs.scenario import spread
 from routeproof_reference.proofs.symbolic import Space
+from routeproof_reference.proofs.target import Decision, Outcome
 
 REFERENCE = ReferenceTarget()
 
@@ -87,7 +90,7 @@ def test_the_box_refutes_planted_faults(fault):
 
 
 def test_every_fault_still_has_its_place():
-    for name in FAULTS:
+    for name in (*FAULTS, *PLAN_FAULTS):
         assert callable(faulty(name))
 
 
@@ -98,7 +101,7 @@ def test_claims_are_theorems(claim):
     assert (check.status, check.vacuous) == (Status.ESTABLISHED, ()), check
 
 
-@pytest.mark.parametrize("fact", facts.FACTS)
+@pytest.mark.parametrize("fact", [name for name in facts.FACTS if name not in OF_GRAPHS])
 def test_facts_are_theorems_and_their_faulty_statements_are_not(fact):
     pytest.importorskip("z3")
     check = facts.establish(fact, REFERENCE, (2,), "")
@@ -163,25 +166,47 @@ def test_without_its_tool_an_obligation_is_open(monkeypatch):
         smt.prove(REFERENCE, "own-rows", (2,))
 
 
-def test_a_solver_that_gives_up_leaves_it_open():
+@pytest.mark.parametrize("name", ["own-rows", "base-set-harmless", "uncounted"])
+def test_a_solver_that_gives_up_leaves_it_open(name, monkeypatch):
+    z3 = pytest.importorskip("z3")
+    for solver in (z3.Solver, z3.Optimize):
+        monkeypatch.setattr(solver, "check", lambda *_: z3.unknown)
+        monkeypatch.setattr(solver, "reason_unknown", lambda _: "timeout")
+    result = establish(name, REFERENCE)
+    assert (result.status, "Z3 does not know (timeout)" in result.detail) == (Status.OPEN, True), result
+
+
+@pytest.mark.parametrize("fault", PLAN_FAULTS)
+def test_without_counts_rows_pass_through(fault):
+    pytest.importorskip("z3")
+    check = uncounted.establish(REFERENCE)
+    assert (check.status, check.detail) == (
+        Status.ESTABLISHED,
+        "8 theorems; undeclared: n rows from 0 on",
+    ), check
+    assert uncounted.establish(ReferenceTarget(fault)).status is Status.REFUTED
+
+
+def test_a_refusal_that_depends_on_n_is_no_pass_through():
     pytest.importorskip("z3")
 
-    class Unknown(smt.Proof):
-        def _solver(self):
-            solver = super()._solver()
-            unknown = self.space.z3.unknown
+    class Moody(ReferenceTarget):
+        configurable = False
 
-            class Wrapped:
-                add, set, push, pop = solver.add, solver.set, solver.push, solver.pop
+        def unknown(self, n, declared):
+            return Decision(Outcome.LAYOUT_ERROR) if n > 7 else super().unknown(n, declared)
 
-                def check(self):
-                    return unknown
+    check = uncounted.establish(Moody())
+    assert (check.status, "depending on n" in check.detail) == (Status.REFUTED, True), check
 
-                def reason_unknown(self):
-                    return "timeout"
 
-            return Wrapped()
+def test_refusing_every_n_is_allowed_to_code_that_takes_no_declarations():
+    pytest.importorskip("z3")
 
-    proof = Unknown(REFERENCE, "own-rows", smt.Question(many=False, tp=2, declared=None))
-    with pytest.raises(OpenError, match="does not know"):
-        proof.refute()
+    class Strict(ReferenceTarget):
+        configurable = False
+
+        def unknown(self, *_):
+            return Decision(Outcome.LAYOUT_ERROR)
+
+    assert uncounted.establish(Strict()).status is Status.ESTABLISHED

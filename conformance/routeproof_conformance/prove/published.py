@@ -258,12 +258,23 @@ class _Whole(ast.NodeTransformer):
         return node.value if loaded else node
 
 
+class _Lose(ast.NodeTransformer):
+    """The first row is lost on entry."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if node.name == "capture":
+            ids = node.args.args[2].arg
+            node.body[:0] = ast.parse(f"{ids} = {ids}[1:]").body
+        return node
+
+
 FAULTS: dict[str, type[ast.NodeTransformer]] = {
     "slices one row later": Shift,
     "shards rounded down": _Floor,
     "nothing rejected": _Accept,
     "no gather": _Alone,
     "nothing cut off": _Whole,
+    "the first row is lost": _Lose,
 }
 
 CONTROLS: dict[str, tuple[str, ...]] = {
@@ -273,6 +284,7 @@ CONTROLS: dict[str, tuple[str, ...]] = {
     "malformed-groups": ("nothing rejected",),
     "needless-gather": ("shards rounded down",),
     "zero-tokens": ("nothing cut off",),
+    "uncounted": ("the first row is lost",),
     "box": ("slices one row later", "nothing rejected"),
 }
 """Faults of the published methods that an obligation has to refute."""
@@ -305,8 +317,10 @@ class PublishedTarget:
             raise ValueError(f"{self.name} takes no declarations")
         return self.harness.run(figures, 0)
 
-    def unknown(self, n: Number) -> Decision:
+    def unknown(self, n: Number, declared: Layout | None) -> Decision:
         """Run them without counts."""
+        if declared is not None:
+            raise ValueError(f"{self.name} takes no declarations")
         none = Figures(n, 0, 0, 0, 0, 0, 1, 1, False, False, False, 0, 0, 0)
         return self.harness.run(none, 0, known=False)
 

@@ -1,5 +1,7 @@
 """What can be examined: the reference, the capturer's decision, a published file."""
 
+import inspect
+
 from routeproof_reference.proofs.faults import ReferenceTarget
 from routeproof_reference.proofs.target import Decision, Figures, Members, Number, Outcome, Target
 from routeproof_spec import Layout, default_layouts
@@ -58,9 +60,13 @@ class CapturerTarget:
         groups = found.verdict == plain.BAD_GROUPS
         return Decision(Outcome.GROUP_ERROR if groups else Outcome.LAYOUT_ERROR)
 
-    def unknown(self, n: Number) -> Decision:
-        """Run `pass_through`."""
-        found = self._plain.pass_through(n, self._plain.UNDECLARED)
+    def unknown(self, n: Number, declared: Layout | None) -> Decision:
+        """Run `locate` without counts; it may read nothing else."""
+        plain = self._plain
+        given = {"n": n, "counted": False, "declared": self._codes[declared]}
+        found = plain.locate(**{**dict.fromkeys(inspect.signature(plain.locate).parameters), **given})
+        if found.verdict != plain.FITS:
+            return Decision(Outcome.LAYOUT_ERROR)
         return Decision(Outcome.ROWS, found.start, found.length, found.gather)
 
     def faulty(self, fault: str) -> Target:

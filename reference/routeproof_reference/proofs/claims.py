@@ -138,7 +138,7 @@ def other_ranks(at: Situation, decision: Decision) -> Iterator[Part]:
     for layout, member in in_set(at):
         assumed = member & fits(layout, at) & told_right(at.f) & (at.t > 0) & (at.t < at.f.tp)
         exempt = (at.f.own == 1) if layout is Layout.TP_SHARD else False
-        yield layout, assumed, right(layout, at, decision) ^ exempt
+        yield layout, assumed, right(layout, at, decision) | exempt
 
 
 def fail_closed(at: Situation, decision: Decision) -> Iterator[Part]:
@@ -211,10 +211,10 @@ def declared(at: Situation, decision: Decision) -> Iterator[Part]:
 
 
 def zero_tokens(at: Situation, decision: Decision) -> Iterator[Part]:
-    """LAY-12: an empty DP rank is no error, writes nothing and gathers nothing."""
+    """LAY-12: an empty DP rank is no error and writes nothing; that it gathers nothing is COL-02's."""
     for layout, member in in_set(at):
         assumed = (at.f.own == 0) & member & fits(layout, at) & told_right(at.f)
-        yield layout, assumed, accepted(decision) & (decision.length == 0) & negate(decision.gather)
+        yield layout, assumed, accepted(decision) & (decision.length == 0)
 
 
 def read_as(read: Layout, at: Situation) -> Decision:

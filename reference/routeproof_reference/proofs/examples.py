@@ -2,9 +2,10 @@
 
 import importlib.util
 from itertools import product
+from operator import index
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from routeproof_spec import PRECEDENCE, Call, CaptureConfig, CaseStep, Layout, StepContext, Topology
 
@@ -76,6 +77,7 @@ def check_arrays(target: Target, examples: int = 40) -> Check:
     if importlib.util.find_spec("hypothesis_crosshair_provider") is None:
         raise OpenError("hypothesis-crosshair is not installed: pip install 'routeproof[prove]'")
     small = st.integers(0, 3)
+    members = members_of(target.layouts(3))
 
     @settings(
         backend="crosshair",
@@ -83,6 +85,7 @@ def check_arrays(target: Target, examples: int = 40) -> Check:
         deadline=None,
         database=None,
         derandomize=True,
+        phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )
     @given(kind=st.integers(0, 2), before=small, own=small, after=small)
@@ -91,12 +94,13 @@ def check_arrays(target: Target, examples: int = 40) -> Check:
         padded = tuple(-(-count // tp) * tp for count in counts)
         lengths = (padded, counts, (0, own, 0))[kind]
         figures = figures_of(counts, rank, tp, sum(lengths), right_sizes(counts, tp))
-        decision = target.decide(figures, members_of(target.layouts(3)), None)
-        blocks = [np.full(int(length), -1) for length in lengths]
-        blocks[rank][: int(own)] = np.arange(int(own))
-        start = int(decision.start)
-        cut = np.concatenate(blocks)[start : start + int(own)]
-        if decision.outcome is not Outcome.ROWS or not np.array_equal(cut, np.arange(int(own))):
+        decision = target.decide(figures, members, None)
+        # `int` would stay symbolic, and numpy would ask for a float, which takes CrossHair long.
+        blocks = [np.full(index(length), -1) for length in lengths]
+        start, rows = index(decision.start), np.arange(index(own))
+        blocks[rank][: len(rows)] = rows
+        cut = np.concatenate(blocks)[start : start + len(rows)]
+        if decision.outcome is not Outcome.ROWS or not np.array_equal(cut, rows):
             raise _Found(f"counts {counts}, {sum(lengths)} rows: {decision.outcome}, start {start}")
 
     try:

@@ -28,6 +28,7 @@ from routeproof_reference.proofs.claims import (
 from routeproof_reference.proofs.obligation import Check, OpenError, Status, UnknownShapeError
 from routeproof_reference.proofs.paths import Explored, explore, merge
 from routeproof_reference.proofs.scenario import figures_of, scenario
+from routeproof_reference.proofs.slots import slots_in_requests
 from routeproof_reference.proofs.smt import TIMEOUT_MS
 from routeproof_reference.proofs.symbolic import Bool, Space
 from routeproof_reference.proofs.target import Decision, Figures, Target, Truth, members_of
@@ -287,6 +288,7 @@ FACTS: dict[str, tuple[Fact, tuple[int | None, ...]]] = {
     "no-fourth-pair": (no_other, (1, *DP_SIZES)),
     "uneven-shards": (uneven, (1, None)),
     "physical-counts": (physical, (1,)),
+    "slots-in-requests": (slots_in_requests, (None,)),
     "lockstep": (single_valued, (1, None)),
 }
 """A fact's theorems, and the DP sizes that it is about (None: any above 1)."""

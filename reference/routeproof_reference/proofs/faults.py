@@ -1,6 +1,6 @@
 """Faulty copies of the reference's decision: the negative controls of the proofs.
 
-Each plants one fault by changing one place of the source of `resolve`. A place that is no
+Each plants one fault by changing one place of the source of `resolve` or `plan`. A place that is no
 longer there raises at once, so that a control cannot quietly become the original.
 """
 
@@ -10,13 +10,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from routeproof_spec import Layout
+from routeproof_spec import CaptureConfig, Layout, LayoutError, Rank, StepContext, Topology
 
-from routeproof_reference import resolve as _package
+from routeproof_reference.plan import Plan, plan
 from routeproof_reference.proofs.target import Decision, Figures, Members, Number, Outcome, run_reference
-from routeproof_reference.resolve import Resolution
+from routeproof_reference.resolve import Resolution, resolve
 
-_module = sys.modules["routeproof_reference.resolve"]
+CONFIG = CaptureConfig(max_tokens=1, layers=1, top_k=8, experts=256)
+RANK = Rank(topology=Topology(tp=2, dp=1), dp=0, tp=0)
 
 FAULTS: dict[str, tuple[str, str]] = {
     "shards rounded down": ("s = shard_rows(own, tp)", "s = own // tp"),
@@ -58,21 +59,29 @@ FAULTS: dict[str, tuple[str, str]] = {
     "declaration unchecked": ("is_max = padded_to_max and n == dp * largest", "is_max = padded_to_max"),
     "local padding at any DP": ("is_local = padded_local and n == s * tp", "is_local = n == s * tp"),
 }
-"""Name -> what stands there, what stands there instead."""
+"""Name -> what stands in `resolve`, what stands there instead."""
+
+PLAN_FAULTS: dict[str, tuple[str, str]] = {
+    "a row is skipped": ("Plan(Layout.UNCOUNTED, 0, n,", "Plan(Layout.UNCOUNTED, 1, n,"),
+    "a row is left out": ("Plan(Layout.UNCOUNTED, 0, n,", "Plan(Layout.UNCOUNTED, 0, n - 1,"),
+    "a counted layout passes": ("not in (None, Layout.UNCOUNTED)", "is Layout.UNCOUNTED"),
+}
+"""The same of `plan`, where no count is known."""
 
 
 @cache
-def faulty(name: str) -> Callable[..., Resolution]:
-    """Give `resolve` with a fault; raise ValueError where the place is not found exactly once."""
-    old, new = FAULTS[name]
-    source = inspect.getsource(_module.resolve)
+def faulty(name: str) -> Callable[..., Any]:
+    """Give `resolve` or `plan` with a fault; raise ValueError where the place is not found exactly once."""
+    old, new = {**FAULTS, **PLAN_FAULTS}[name]
+    original = resolve if name in FAULTS else plan
+    source = inspect.getsource(original)
     if source.count(old) != 1:
         raise ValueError(
-            f"fault {name!r}: {old!r} occurs {source.count(old)} times in resolve, expected once"
+            f"fault {name!r}: {old!r} occurs {source.count(old)} times in {original.__name__}, expected once"
         )
-    space: dict[str, Any] = dict(vars(_module))
+    space: dict[str, Any] = dict(vars(sys.modules[original.__module__]))
     exec(source.replace(old, new), space)  # noqa: S102 - our own source, changed on purpose
-    made: Callable[..., Resolution] = space["resolve"]
+    made: Callable[..., Any] = space[original.__name__]
     return made
 
 
@@ -83,12 +92,13 @@ class ReferenceTarget:
     sizes_at_one = True
     deployed = False
     smallest_dp = 1
-    faults = tuple(FAULTS)
+    faults = (*FAULTS, *PLAN_FAULTS)
 
     def __init__(self, fault: str = "") -> None:
         """Take the original, or plant a fault."""
         self.name = f"reference with fault: {fault}" if fault else "reference"
-        self.code = faulty(fault) if fault else _package
+        self.code: Callable[..., Resolution] = faulty(fault) if fault in FAULTS else resolve
+        self.plan: Callable[..., Plan] = faulty(fault) if fault in PLAN_FAULTS else plan
 
     def layouts(self, dp: int) -> frozenset[Layout]:
         """Give the default set."""
@@ -100,9 +110,15 @@ class ReferenceTarget:
         """Run it."""
         return run_reference(figures, members, declared, self.code)
 
-    def unknown(self, n: Number) -> Decision:
-        """Give what `plan` gives where no count is known: the rows as they are."""
-        return Decision(Outcome.ROWS, 0, n)
+    def unknown(self, n: Number, declared: Layout | None) -> Decision:
+        """Run `plan` without counts, over a buffer of n rows."""
+        config = CONFIG.model_copy(update={"max_tokens": n})
+        step = StepContext(counts=None, real=(0,), declared=declared)
+        try:
+            found = self.plan(config, RANK, step, 0, 0, n, CONFIG.width)
+        except LayoutError:
+            return Decision(Outcome.LAYOUT_ERROR)
+        return Decision(Outcome.ROWS, found.start, found.rows, found.gather)
 
     def faulty(self, fault: str) -> "ReferenceTarget":
         """Plant a fault."""

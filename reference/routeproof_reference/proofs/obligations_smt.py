@@ -2,9 +2,9 @@
 
 from routeproof_reference.proofs.obligation import Method, Obligation
 
-_TP = "all counts, any DP and TP size; 2 to 7 TP sizes singly"
-_ALL_TP = "all counts, any DP and TP size; 1..64 singly (of the capturer: 7)"
-_FEW = "all counts, DP 2..8, any TP size; TP 2, 3, 8 singly"
+_TP = "all counts, any DP and TP size; 7 TP sizes singly"
+_ALL_TP = "all counts, any DP and TP size; TP 1..64 singly"
+_DPS = "all counts, DP 1..8, any TP size; 7 TP sizes singly"
 
 
 def _smt(name: str, rules: tuple[str, ...], statement: str, *controls: str, scope: str = _TP) -> Obligation:
@@ -25,7 +25,7 @@ DECISIONS = (
     _smt(
         "other-ranks",
         ("LAY-02", "LAY-03"),
-        "The other TP ranks get the own rows too; the one exception is the shard of a single token.",
+        "The other TP ranks get the own rows too, but for the shard of a single token.",
         "no gather",
     ),
     _smt(
@@ -47,7 +47,7 @@ DECISIONS = (
         ("LAY-06", "LAY-01", "LAY-02"),
         "The same for every one of the 64 sets.",
         "always gather",
-        scope="all counts, any DP size, TP 2; --deep: any",
+        scope="all counts, any DP and TP size",
     ),
     _smt(
         "malformed-groups",
@@ -72,8 +72,18 @@ DECISIONS = (
     _smt(
         "zero-tokens",
         ("LAY-12",),
-        "A DP rank without tokens is accepted, writes nothing and gathers nothing.",
+        "A DP rank without tokens is accepted and writes nothing.",
         "harm without tokens",
+    ),
+    _smt(
+        "uncounted",
+        ("LAY-09",),
+        "Where no count is known the n rows are the own rows, for every n, or every n is refused; a counted "
+        "layout declared is an error.",
+        "a row is skipped",
+        "a row is left out",
+        "a counted layout passes",
+        scope="every n, every declaration",
     ),
     _smt(
         "lockstep",
@@ -109,21 +119,21 @@ FACTS = (
         "F4. GATHERED_SHARDS and PADDED_TO_MAX differ exactly when T > 0, the shards sum to dp * M, and "
         "those of earlier DP ranks do not sum to d * M.",
         "where the group begins does not matter",
-        scope=_FEW,
+        scope=_DPS,
     ),
     _smt(
         "padded-local-or-max",
         ("LAY-06", "LAY-10"),
         "F5. PADDED_LOCAL and PADDED_TO_MAX differ exactly when T > 0, d > 0 and tp * s = dp * M.",
         "d may be 0",
-        scope=_FEW,
+        scope=_DPS,
     ),
     _smt(
         "no-fourth-pair",
         ("LAY-06",),
         "F6. No other pair of the six differs; at DP = 1 none does.",
         "nor do the three",
-        scope="all counts, DP 1..8, any TP size; TP 2 singly",
+        scope=_DPS,
     ),
 )
 
@@ -151,6 +161,13 @@ OUTSIDE = tuple(
             "be: real (1, 3), padded (1, 4), DP rank 1.",
             "nor at DP > 1",
             scope="DP = 1: unbounded counts, any tp; DP > 1: the example",
+        ),
+        _smt(
+            "slots-in-requests",
+            ("LAY-11",),
+            "In a decode graph whose extent is told in requests of w tokens, rows are silently wrong exactly "
+            "when T > 0, d > 0 and w > 1.",
+            "at w = 1 too",
         ),
     )
 )

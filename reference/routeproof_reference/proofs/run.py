@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from routeproof_spec import Layout
 
-from routeproof_reference.proofs import box, crosshair, examples, facts, protocol, smt
+from routeproof_reference.proofs import box, crosshair, examples, facts, protocol, smt, uncounted
 from routeproof_reference.proofs.obligation import Check, Obligation, Result, UnknownShapeError, judge
 from routeproof_reference.proofs.registry import BY_ID, DECISIONS, FACTS, OBLIGATIONS, TARGET_FACTS
 from routeproof_reference.proofs.slots import GraphTarget
@@ -18,7 +18,7 @@ NEED_SETS = ("order", "order-any-set", "declared", "box-every-set", "contracts",
 ABOUT_LAYOUTS = (*(name for name in FACTS if name not in TARGET_FACTS), "producers")
 """Obligations about layouts alone: asked once, with the reference."""
 
-INFERENCE = ("malformed-groups", "padded-local-misread", "uneven-shards", "physical-counts")
+INFERENCE = ("malformed-groups", "uncounted", "padded-local-misread", "uneven-shards", "physical-counts")
 """Obligations of code that infers the layout, or is told shard sizes."""
 
 DEPLOYED = ("own-rows", "other-ranks", "zero-tokens", "fail-closed", "needless-gather")
@@ -28,18 +28,6 @@ OF_GRAPHS = ("slots-in-requests",)
 """Facts about decode graphs."""
 
 CONTRACTS = ("cross_dp_tp2", "shards_tp2", "tp_shard_tp3", "full_tp4")
-
-FACT_SIZES: dict[str, tuple[int | None, ...]] = {
-    "shards-or-max": (2, 3, 8, None),
-    "padded-local-or-max": (2, 3, 8, None),
-    "no-fourth-pair": (2, None),
-    "lockstep": (2, 3, None),
-    "uneven-shards": (2, 3, None),
-    "physical-counts": (2, 3, None),
-    "padded-local-misread": (2, 3, None),
-    "slots-in-requests": (2, None),
-}
-"""TP sizes of the facts that take long; the others: FEW_TP_SIZES and any."""
 
 Examine = Callable[[str], Check]
 """Gives the check of the subject (called with ""), or of a planted fault."""
@@ -88,19 +76,21 @@ def settle(obligation: Obligation, target: Target, examine: Examine) -> Result:
 
 def examiner(name: str, target: Target, deep: bool, contracts: str) -> Examine:
     """Give the check of an obligation."""
-    if name in DECISIONS and name != "lockstep":
+    if name == "uncounted":
+        return lambda fault: uncounted.establish(target.faulty(fault) if fault else target)
+    if name in facts.FACTS:
+        return lambda fault: _fact(name, target, fault, deep)
+    if name in DECISIONS:
         return lambda fault: _decision(name, target, fault, deep)
-    if name in FACTS or name == "lockstep":
-        return lambda fault: _fact(name, target, fault)
     return _SEARCHES[name](target, contracts)
 
 
-def _fact(name: str, target: Target, fault: str) -> Check:
+def _fact(name: str, target: Target, fault: str, deep: bool) -> Check:
     """Establish a fact; a fault is one of the target, or a faulty statement."""
     if fault in target.faults:
         return facts.establish(name, target.faulty(fault), (2, None), "")
-    sizes = (2, None) if fault else FACT_SIZES.get(name, (*smt.FEW_TP_SIZES, None))
-    return facts.establish(name, target, sizes, fault)
+    sizes = smt.TP_SIZES if deep else smt.FEW_TP_SIZES
+    return facts.establish(name, target, (2, None) if fault else (*sizes, None), fault)
 
 
 def _meant(target: Target, check: Check) -> Check:
@@ -113,13 +103,10 @@ def _meant(target: Target, check: Check) -> Check:
 def _decision(name: str, target: Target, fault: str, deep: bool) -> Check:
     if fault:
         return smt.prove(target.faulty(fault), name, (2, 3))
-    sizes: tuple[int | None, ...] = (*smt.FEW_TP_SIZES, None)
-    if (name == "own-rows" and target.name != "routeproof") or (deep and name != "order-any-set"):
-        sizes = (*smt.TP_SIZES, None)
-    elif name in ("order", "zero-tokens"):
-        sizes = (2, 3, None)
+    singly = smt.TP_SIZES if deep or name == "own-rows" else smt.FEW_TP_SIZES
     if name == "order-any-set":
-        sizes = (None,) if deep else (2,)
+        singly = smt.FEW_TP_SIZES if deep else ()
+    sizes: tuple[int | None, ...] = (*singly, None)
     return _meant(target, smt.prove(target, name, sizes))
 
 

@@ -64,19 +64,17 @@ def claim_of(name: str) -> Claim:
 
 
 class Question(NamedTuple):
-    """One exploration of a target."""
+    """One exploration of a target, at any TP size."""
 
     many: bool
-    tp: int | None
     declared: Layout | None
 
 
-def questions(plan: Plan, sizes: tuple[int | None, ...]) -> Iterator[Question]:
-    """Give DP = 1 and DP > 1, every TP size, every declaration."""
-    for tp in sizes:
-        for many in (False, True):
-            for declared in PRECEDENCE if plan.declared else (None,):
-                yield Question(many, tp, declared)
+def questions(target: Target, plan: Plan) -> Iterator[Question]:
+    """Give DP = 1 and DP > 1, and every declaration."""
+    for many in (False, True) if target.smallest_dp == 1 else (True,):
+        for declared in PRECEDENCE if plan.declared else (None,):
+            yield Question(many, declared)
 
 
 def prove(target: Target, claim: str, sizes: tuple[int | None, ...], timeout: int = TIMEOUT_MS) -> Check:
@@ -93,24 +91,20 @@ def prove(target: Target, claim: str, sizes: tuple[int | None, ...], timeout: in
         UnknownShapeError: the target cannot be driven.
 
     """
-    plan = PLANS[claim]
     theorems = paths = 0
     lacking: set[str] | None = None
-    for question in questions(plan, sizes):
-        if target.smallest_dp > 1 and not question.many:
-            continue
+    for question in questions(target, PLANS[claim]):
         proof = Proof(target, claim, question, timeout)
-        found = proof.refute()
-        if found is not None:
-            return Check(Status.REFUTED, f"after {theorems} theorems", found)
-        theorems += len(proof.parts)
+        for tp in sizes:
+            found = proof.refute(tp)
+            if found is not None:
+                return Check(Status.REFUTED, f"after {theorems} theorems", found)
+            theorems += len(proof.parts)
         paths += len(proof.paths)
-        if question.tp in (2, None):
-            missing = proof.vacuous()
-            lacking = missing if lacking is None else lacking & missing | (missing - proof.known)
-    return Check(
-        Status.ESTABLISHED, f"{theorems} theorems, {paths} paths", None, tuple(sorted(lacking or ()))
-    )
+        missing = proof.vacuous()
+        lacking = missing if lacking is None else lacking & missing | (missing - set(proof.parts))
+    vacuous = tuple(sorted(lacking or ()))
+    return Check(Status.ESTABLISHED, f"{theorems} theorems, {paths} paths", None, vacuous)
 
 
 class Proof:
@@ -121,18 +115,22 @@ class Proof:
         self.target, self.claim, self.question, self.timeout = target, claim, question, timeout
         self.plan = PLANS[claim]
         self.space = space = Space()
-        self.scene: Scenario = scenario(space, question.many, question.tp, self.plan.told, self._members())
+        self.scene: Scenario = scenario(space, question.many, None, self.plan.told, self._members())
         self.at = self.scene.at._replace(declared=question.declared)
         if target.deployed or not (question.many or target.sizes_at_one):
             space.axioms.append(space.z3.Not(self.at.f.has_sizes.term))
         self.paths: list[Explored] = explore(space, self._decide, self.scene.axioms)
         self._drop_strange()
-        self.parts: dict[str, list[tuple[Any, Any]]] = {}
+        self.parts: dict[str, list[Any]] = {}
+        """Assumptions of each part, on each path."""
+        failing = []
         for path in merge(space, self.paths):
             for name, assumed, concluded in claim_of(claim)(self.at, path.result):
-                told = (space.z3.And(path.condition, space.term(assumed)), space.term(concluded))
-                self.parts.setdefault(name, []).append(told)
-        self.known = set(self.parts)
+                given = space.z3.And(path.condition, space.term(assumed))
+                self.parts.setdefault(name, []).append(given)
+                failing.append(space.z3.And(given, space.z3.Not(space.term(concluded))))
+        self.wrong = space.z3.Or(*failing)
+        """Any part violated, on any path."""
 
     def _decide(self) -> Decision | UnknownShapeError:
         try:
@@ -154,57 +152,47 @@ class Proof:
             return EVERYTHING
         return members_of(self.target.layouts(2 if self.question.many else 1))
 
-    def _solver(self) -> Any:  # noqa: ANN401
-        solver = self.space.z3.Solver()
-        solver.set("timeout", self.timeout)
-        solver.add(*self.scene.axioms, *self.space.axioms)
-        return solver
-
     def _ask(self, *terms: Any) -> Any:  # noqa: ANN401
         """Give a model, or None; raise OpenError where the solver does not know."""
-        solver = self._solver()
-        solver.add(*terms)
+        solver = self.space.z3.Solver()
+        solver.set("timeout", self.timeout)
+        solver.add(*self.scene.axioms, *self.space.axioms, *terms)
         answer = solver.check()
         if answer == self.space.z3.unknown:
-            raise OpenError(f"Z3 does not know ({solver.reason_unknown()}), {self._where()}")
+            where = f"{self.claim}, DP {'> 1' if self.question.many else '= 1'}"
+            raise OpenError(f"Z3 does not know ({solver.reason_unknown()}): {where}")
         return solver.model() if answer == self.space.z3.sat else None
 
-    def _where(self) -> str:
-        tp = "any" if self.question.tp is None else self.question.tp
-        return f"tp {tp}, DP {'> 1' if self.question.many else '= 1'}"
-
-    def refute(self) -> Counterexample | None:
-        """Give a small counterexample, or None if this is a theorem."""
-        wrong = self._wrong()
-        if wrong is None:
+    def refute(self, tp: int | None) -> Counterexample | None:
+        """Give a small counterexample at a TP size (None: any), or None if this is a theorem."""
+        fixed = [] if tp is None else [self.space.z3.Int("tp") == tp]
+        if self._ask(self.wrong, *fixed) is None:
             return None
-        smallest_many = 2
         for bound in (*SMALL, None):
-            small = [] if bound is None else [self.space.term(self.at.f.total + self.at.f.n <= bound)]
-            if self.question.many and bound is not None:
-                f, z3 = self.at.f, self.space.z3
-                other = f.total - f.own
-                exact = (f.dp == smallest_many) & ((f.largest == f.own) | (f.largest == other))
-                whole = z3.Int("blocks") == 2 * z3.Int("largest")
-                part = z3.Int("earlier") == z3.If(z3.Int("d") > 0, z3.Int("largest"), 0)
-                sizes = [z3.Int(f"sizes_{name}") for name in ("total", "before", "own")]
-                last = z3.Implies(z3.Int("d") > 0, sizes[0] == sizes[1] + sizes[2])
-                small += [self.space.term(exact & (f.largest >= other)), whole, part, last]
-            model = self._ask(wrong, *small)
+            small = [] if bound is None else list(self._small(bound))
+            model = self._ask(self.wrong, *fixed, *small)
             if model is not None:
                 try:
                     return self._counterexample(model)
                 except OpenError:
                     if bound is None:
                         raise
-        raise OpenError(f"a model without a counterexample, {self._where()}")
+        raise OpenError(f"a model without a counterexample: {self.claim}")
 
-    def _wrong(self) -> Any:  # noqa: ANN401
-        """Give a violation of the claim, on any path, or None if there is none."""
-        z3 = self.space.z3
-        failing = (z3.And(given, z3.Not(then)) for part in self.parts.values() for given, then in part)
-        wrong = z3.Or(*failing)
-        return wrong if self._ask(wrong) is not None else None
+    def _small(self, bound: int) -> Iterator[Any]:
+        """Give what makes a step easy to read: few tokens, small sizes, and two DP ranks if several."""
+        f, z3, two = self.at.f, self.space.z3, 2
+        yield self.space.term(f.total + f.n <= bound)
+        sizes = [z3.Int(f"sizes_{name}") for name in ("total", "before", "own")]
+        yield from (z3.And(-bound <= size, size <= bound) for size in sizes)
+        if not self.question.many:
+            return
+        largest, later, other = z3.Int("largest"), z3.Int("d") > 0, f.total - f.own
+        yield self.space.term((f.dp == two) & ((f.largest == f.own) | (f.largest == other)))
+        yield self.space.term(f.largest >= other)
+        yield z3.Int("blocks") == 2 * largest
+        yield z3.Int("earlier") == z3.If(later, largest, 0)
+        yield z3.Implies(later, sizes[0] == sizes[1] + sizes[2])
 
     def _counterexample(self, model: Any) -> Counterexample:  # noqa: ANN401
         values = {}
@@ -214,8 +202,7 @@ class Proof:
         for name in ("has_sizes", "divide", "formed"):
             term = model.eval(self.space.z3.Bool(name), model_completion=True)
             values[name] = int(self.space.z3.is_true(term))
-        tp = values["tp"] if self.question.tp is None else self.question.tp
-        found = concrete(values, self.question.many, tp, self.plan.told)
+        found = concrete(values, self.question.many, values["tp"], self.plan.told)
         members = Members(
             *(
                 bool(self.space.z3.is_true(model.eval(self.space.term(member), model_completion=True)))
@@ -226,12 +213,7 @@ class Proof:
 
     def vacuous(self) -> set[str]:
         """Give the parts whose assumption nothing satisfies."""
-        z3 = self.space.z3
-        return {
-            name
-            for name, part in self.parts.items()
-            if self._ask(z3.Or(*(given for given, _ in part))) is None
-        }
+        return {name for name, given in self.parts.items() if self._ask(self.space.z3.Or(*given)) is None}
 
 
 def explain(

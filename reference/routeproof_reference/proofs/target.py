@@ -107,7 +107,7 @@ class Target(Protocol):
         """Run the code itself; raise UnknownShapeError where it cannot be driven."""
         ...
 
-    def unknown(self, n: Number) -> Decision:
+    def unknown(self, n: Number, declared: Layout | None) -> Decision:
         """Run it where no count is known (LAY-09)."""
         ...
 
