@@ -16,7 +16,6 @@ from routeproof_reference.proofs import box as box_
 from routeproof_reference.proofs.obligation import Counterexample
 from routeproof_reference.proofs.run import INFERENCE, establish, names_for
 from routeproof_reference.proofs.scenario import figures_of
-from routeproof_reference.proofs.slots import slots_in_requests
 from routeproof_reference.proofs.target import Decision, members_of
 from routeproof_spec import Layout
 from typer.testing import CliRunner
@@ -25,7 +24,6 @@ pytest.importorskip("z3")
 pytestmark = pytest.mark.published
 
 ENGINE = "sglang==0.5.23"
-COUNTED = tuple(name for name in DEPLOYMENTS if name != "deepep")
 everywhere = pytest.mark.parametrize("deployment", DEPLOYMENTS)
 
 
@@ -92,11 +90,12 @@ def test_own_rows_hold_in_the_box_too(target):
     [
         *(
             (name, deployment)
-            for name in ("other-ranks", "needless-gather", "zero-tokens")
-            for deployment in COUNTED
+            for name in ("other-ranks", "zero-tokens", "lockstep")
+            for deployment in DEPLOYMENTS
         ),
-        *(("lockstep", deployment) for deployment in DEPLOYMENTS),
+        *(("needless-gather", deployment) for deployment in DEPLOYMENTS if deployment != "deepep"),
         ("protocol", "deepep"),
+        ("slots-in-requests", "decode-graph"),
     ],
 )
 def test_obligations_hold_with_their_controls(target, name):
@@ -193,17 +192,6 @@ def test_a_proof_that_the_class_contradicts_is_said():
     assert replayed("plain", "own-rows", "FULL", right)[1].confirmed == (
         "the real class keeps LAY-02, LAY-03, LAY-04, LAY-05 in this case"
     )
-
-
-@pytest.mark.parametrize("deployment", ["deepep"])
-def test_at_other_tp_ranks_nothing_differs_beyond_a_single_token(target):
-    """A gather of one token gives the other ranks its row as well, which no rule forbids."""
-    found = smt.prove(target, "other-ranks", (2, 3, None)).counterexample
-    assert found is None or found.counts[found.dp_rank] == 1
-    for fault in target.controls["other-ranks"]:
-        numbers = Counterexample((3,), 0, 2, 1, 2, "", None, "")
-        wrong = smt.explain(target.faulty(fault), "other-ranks", numbers, members_of(target.layouts(1)), None)
-        assert wrong.layout == Layout.TP_SHARD
 
 
 def test_a_copy_that_checks_its_rows_is_proved_to_fail_closed(sglang_root, tmp_path):
@@ -337,12 +325,8 @@ def test_such_an_error_is_the_result(sglang_root, tmp_path, monkeypatch, number)
 # --- the fact about graphs, and the command
 
 
-def test_slots_counted_in_requests_are_wrong_exactly_when(sglang_root, monkeypatch):
-    monkeypatch.setitem(facts.FACTS, "slots-in-requests", (slots_in_requests, (None,)))
+def test_slots_counted_in_requests_are_of_graphs(sglang_root):
     graph = sglang_target(ENGINE, "decode-graph", sglang_root)
-    check = facts.establish("slots-in-requests", graph, (2, None), "")
-    assert (check.status, check.vacuous) == (Status.ESTABLISHED, ()), check
-    assert facts.establish("slots-in-requests", graph, (2, None), "w may be 1").status is Status.REFUTED
     eager = graph.faulty("a graph taken for eager")
     assert facts.establish("slots-in-requests", eager, (2, None), "").status is Status.REFUTED
     with pytest.raises(UnknownShapeError, match="no decode graphs"):
@@ -363,6 +347,7 @@ def test_what_is_asked_of_a_deployment(target, deployment):
     }
     assert not set(names) & {*INFERENCE, "order", "declared", "producers", "base-set-harmless"}
     assert ("protocol" in names) == (deployment == "deepep")
+    assert ("slots-in-requests" in names) == (deployment == "decode-graph")
 
 
 @pytest.mark.usefixtures("sglang_root")
