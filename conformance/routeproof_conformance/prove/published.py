@@ -249,6 +249,22 @@ class _Alone(ast.NodeTransformer):
         return node
 
 
+class _Gathered(ast.NodeTransformer):
+    """Rows that are whole as they are handed over are gathered all the same."""
+
+    def visit_Return(self, node: ast.Return) -> ast.AST:
+        return self._gathered(node)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        return self._gathered(node)
+
+    @staticmethod
+    def _gathered(node: ast.Return | ast.Assign) -> ast.AST:
+        if isinstance(node.value, ast.Name) and node.value.id == "topk_ids":
+            node.value = ast.parse("get_tp_group().all_gather(topk_ids, dim=0)", mode="eval").body
+        return node
+
+
 class _Whole(ast.NodeTransformer):
     """Nothing is cut off."""
 
@@ -273,6 +289,7 @@ FAULTS: dict[str, type[ast.NodeTransformer]] = {
     "shards rounded down": _Floor,
     "nothing rejected": _Accept,
     "no gather": _Alone,
+    "whole rows gathered": _Gathered,
     "nothing cut off": _Whole,
     "the first row is lost": _Lose,
 }
@@ -282,7 +299,7 @@ CONTROLS: dict[str, tuple[str, ...]] = {
     "other-ranks": ("no gather",),
     "fail-closed": ("nothing rejected",),
     "malformed-groups": ("nothing rejected",),
-    "needless-gather": ("shards rounded down",),
+    "needless-gather": ("whole rows gathered",),
     "zero-tokens": ("nothing cut off",),
     "uncounted": ("the first row is lost",),
     "box": ("slices one row later", "nothing rejected"),
