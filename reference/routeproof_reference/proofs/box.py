@@ -204,7 +204,7 @@ def enumerate_box(
     """
     cases = 0
     used: dict[str, bool] = {}
-    for dp in range(1, bounds.dp + 1):
+    for dp in range(target.smallest_dp, bounds.dp + 1):
         for sweep in sweeps(target, dp > 1, every_set, bounds.sparse):
             claims = tuple(claim for claim in sweep.claims if only is None or claim in only)
             if not claims:
@@ -223,6 +223,8 @@ def enumerate_box(
 
 def _told(target: Target, variant: str, dp: int) -> bool:
     """Whether a step can say this of shard sizes: any number of them divides by 1."""
+    if target.deployed:
+        return variant == "unknown"
     return dp > 1 or variant == "unknown" or (target.sizes_at_one and variant != "uneven")
 
 

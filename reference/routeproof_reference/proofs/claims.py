@@ -197,7 +197,8 @@ def gathers(at: Situation, decision: Decision) -> Iterator[Part]:
     """COL-02, COL-03: only for shards of several tokens, at most one, none after a rejection."""
     needed = (at.f.own > 1) & (at.f.tp > 1) & (at.f.n == at.s) & (at.f.n < at.f.own)
     yield "one at most", True, decision.gathers <= (1 if accepted(decision) else 0)
-    yield "needed", decision.gather, needed
+    fitting = any_of(member & fits(layout, at) for layout, member in in_set(at))
+    yield "needed", decision.gather & fitting, needed
 
 
 def declared(at: Situation, decision: Decision) -> Iterator[Part]:
