@@ -18,7 +18,18 @@ from routeproof_reference.proofs.run import establish, names_for, settle
 
 from routeproof_conformance.prove.targets import target_of
 
-FIRST = ("differential", "differential-optimised", "order-any-set", "state-machine", "own-rows")
+FIRST = (
+    "own-rows",
+    "differential-optimised",
+    "differential",
+    "same-decision",
+    "order-any-set",
+    "order",
+    "fail-closed",
+    "zero-tokens",
+    "other-ranks",
+    "declared",
+)
 """They take longest, so they start first."""
 
 Task = tuple[str, str]
