@@ -4,6 +4,7 @@
 and prints one JSON document for each fault named on the command line, after one for none.
 """
 
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -79,19 +80,20 @@ class Tables:
 
     def __init__(self) -> None:
         """Make them once; type and strides follow from the layer."""
+        self.torch: Any = importlib.import_module("torch")
         shape = (STAMPS, max(TP_SIZES), LAYERS, ROWS, WIDTH)
         self.whole = np.arange(np.prod(shape)).reshape(shape)
-        self.parts: dict[tuple[int, int, int, int], NDArray[Any]] = {}
+        self.parts: dict[tuple[int, int, int, int], Any] = {}
         self.joint: dict[tuple[int, int, int, int], NDArray[Any]] = {}
 
-    def ids(self, stamp: int, tp: int, layer: int, n: int) -> NDArray[Any]:
+    def ids(self, stamp: int, tp: int, layer: int, n: int) -> Any:  # noqa: ANN401 - a tensor
         """Give n rows for the subject."""
         key = (stamp, tp, layer, n)
         found = self.parts.get(key)
         if found is None:
             rows = self.whole[stamp, tp, layer].astype(np.int32 if layer % 2 else np.int64)
             found = np.repeat(rows, 2, axis=1)[:, ::2] if layer // 2 % 2 else rows
-            found = self.parts[key] = found[:n]
+            found = self.parts[key] = self.torch.from_numpy(found[:n])
         return found
 
     def model_ids(self, stamp: int, tp: int, layer: int, n: int) -> NDArray[Any]:
@@ -106,7 +108,7 @@ class Tables:
     def changed(self) -> str:
         """Say whether somebody has written to the ids."""
         for (stamp, tp, layer, n), rows in self.parts.items():
-            if not np.array_equal(rows, self.whole[stamp, tp, layer, :n]):
+            if not np.array_equal(rows.numpy(), self.whole[stamp, tp, layer, :n]):
                 return f"the ids handed over were written to, n = {n}"
         return ""
 
@@ -114,11 +116,12 @@ class Tables:
 class Pair:
     """The engine's ranks and the reference's publisher, for one topology and DP rank."""
 
-    def __init__(self, topology: Topology, dp: int, tables: Tables, fault: str) -> None:
+    def __init__(
+        self, engine: RouteproofEngine, topology: Topology, dp: int, tables: Tables, fault: str
+    ) -> None:
         """Make all ranks once; buffers are used again and again."""
         self.fault, self.tables, self.stamp = fault, tables, 0
         reverse = fault == "shards in another order"
-        engine = RouteproofEngine()
         self.group = SequentialGroup(topology.tp, concatenate, reverse)
         self.ranks = [Rank(topology=topology, dp=dp, tp=tp) for tp in range(topology.tp)]
         self.subjects: list[Any] = [
@@ -168,7 +171,7 @@ class Pair:
             model.begin_step(step.context)
             for number, n in enumerate(chosen):
                 for layer in range(FORMS * number, FORMS * (number + 1)):
-                    subject.capture(layer, self.tables.ids(self.stamp, tp, layer, n))
+                    subject.capturer.capture(layer, self.tables.ids(self.stamp, tp, layer, n))
                 model.capture(number, self.tables.model_ids(self.stamp, tp, number, n))
             if self.fault == "a row too many" and tp == 0:
                 subject.capturer.buffer[own : own + 1, 0] = 1
@@ -208,7 +211,7 @@ class Pair:
         subject.begin_step(step.context)
         for n, expected in refused.items():
             try:
-                subject.capture(0, self.tables.ids(0, 0, 0, n))
+                subject.capturer.capture(0, self.tables.ids(0, 0, 0, n))
             except CaptureError as error:
                 if type(error).__name__ != expected:
                     return f"n = {n} raises {type(error).__name__}, expected {expected}"
@@ -221,6 +224,10 @@ class Pair:
 
 def run(fault: str = "") -> Check:
     """Compare all steps; raise OpenError without torch."""
+    try:
+        engine = RouteproofEngine()
+    except EngineError as error:
+        raise OpenError(str(error)) from error
     calls = 0
     tables = Tables()
     for tp in TP_SIZES:
@@ -229,10 +236,8 @@ def run(fault: str = "") -> Check:
             key = (step.topology.dp, step.dp)
             try:
                 if key not in pairs:
-                    pairs[key] = Pair(step.topology, step.dp, tables, fault)
+                    pairs[key] = Pair(engine, step.topology, step.dp, tables, fault)
                 made, wrong = pairs[key].compare(step)
-            except EngineError as error:
-                raise OpenError(str(error)) from error
             except (GroupError, CaptureError) as error:
                 made, wrong = 0, f"{type(error).__name__}: {error}"
             calls += made
