@@ -63,9 +63,7 @@ def test_the_branches_of_one_run_do_not_leak_into_the_next():
         solver.add(path.condition)
         assert solver.check() == z3.sat
         model = solver.model()
-        said = "".join(
-            str(int(z3.is_true(model.eval(v.term > 0, model_completion=True)))) for v in (x, y, z)
-        )
+        said = "".join(str(int(z3.is_true(model.eval(v.term > 0, model_completion=True)))) for v in (x, y, z))
         assert said == path.result.kind
 
 

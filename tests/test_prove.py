@@ -157,7 +157,7 @@ def test_contracts_are_confirmed_over_all_paths(module):
 def test_the_two_decisions_agree_on_all_paths():
     pytest.importorskip("crosshair")
     assert CHECKS["same-decision"]("").status is Status.ESTABLISHED
-    assert CHECKS["same-decision"]("planted_decision").status is Status.REFUTED
+    assert CHECKS["same-decision"]("planted_full").status is Status.REFUTED
 
 
 def test_without_crosshair_its_obligations_are_open(monkeypatch):

@@ -55,7 +55,9 @@ class DifferenceError(Exception):
 
 def same_decision(fault: str) -> Check:
     """Compare the two decisions by CrossHair."""
-    return crosshair.same(CONTRACTS, fault or "reference_decision", "impl_decision")
+    if fault:
+        return crosshair.same(CONTRACTS, fault, "impl_full")
+    return crosshair.same(CONTRACTS, "reference_decision", "impl_decision")
 
 
 def layouts_drawn(fault: str) -> Check:

@@ -224,7 +224,12 @@ def impl_decision(kind: int, own: int, shards: int, before: int, alone: bool) ->
     return _spelt(step, found.start, found.gather)
 
 
-def planted_decision(kind: int, own: int, shards: int, before: int, alone: bool) -> int:
-    """Control: the reference, but wrong for one odd step."""
-    found = reference_decision(kind, own, shards, before, alone)
-    return found + 6 if own == 7 and kind == 1 and before == 2 else found  # noqa: PLR2004
+def impl_full(own: int, shards: int, before: int, alone: bool) -> int:
+    """Give the capturer's decision on FULL rows."""
+    return impl_decision(1, own, shards, before, alone)
+
+
+def planted_full(own: int, shards: int, before: int, alone: bool) -> int:
+    """Control: the reference's decision on FULL rows, but wrong for one odd step."""
+    found = reference_decision(1, own, shards, before, alone)
+    return found + 6 if own == 7 and before == 2 else found  # noqa: PLR2004

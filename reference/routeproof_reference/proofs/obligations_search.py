@@ -85,7 +85,7 @@ CAPTURER = (
         "The capturer decides as the reference.",
         Method.CROSSHAIR,
         "diffbehavior: all counts, DP 1 and rank 1 of DP 2, TP 2, every layout of the default set",
-        ("planted_decision",),
+        ("planted_full",),
     ),
     Obligation(
         "layouts-drawn",
@@ -110,7 +110,7 @@ CAPTURER = (
         "On tensors: rows, error, number of collectives and the rest of the buffer are the reference's; "
         "what is gathered and published is contiguous.",
         Method.DIFFERENTIAL,
-        "counts <= 6, DP <= 3, tp 1, 2, 3, 4, 8, every n, at least 200,000 calls",
+        "counts <= 12, 7, 6 at DP 1, 2, 3 (gathers at DP 3: <= 4), tp 1, 2, 3, 4, 8, every n, 200,000 calls",
         ("a row too many", "shards in another order"),
     ),
     Obligation(
