@@ -7,8 +7,10 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from routeproof_conformance import __main__ as start
 from routeproof_conformance import campaign
 from routeproof_conformance.cases import all_cases, select
 from routeproof_conformance.cli import app
@@ -343,3 +345,16 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
         process.stdout.close()
         process.wait(timeout=60)
         assert "Traceback" not in process.stderr.read()
+
+
+def test_an_interrupt_while_modules_load_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Loading(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "routeproof_conformance.cli", Loading("cli"))
+    with pytest.raises(SystemExit, match="3"):
+        start.main()
+    assert capsys.readouterr().err == "routeproof: interrupted\n"

@@ -294,8 +294,3 @@ def _version(
             f"routeproof {installed('routeproof')}, spec {SPEC_VERSION}, Python {sys.version.split()[0]}"
         )
         raise typer.Exit
-
-
-def main() -> None:
-    """Entry point."""
-    app()
