@@ -128,7 +128,7 @@ def test_every_obligation_has_a_control():
 def _examine(subject, control):
     def examine(fault):
         found = control if fault else subject
-        if isinstance(found, Exception):
+        if isinstance(found, BaseException):
             raise found
         return found
 

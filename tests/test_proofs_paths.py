@@ -4,9 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from routeproof_reference.proofs import OpenError, Status, batch, paths, smt
+from routeproof_reference.proofs import OpenError, Status, UnknownShapeError, batch, paths, smt
 from routeproof_reference.proofs.faults import ReferenceTarget
 from routeproof_reference.proofs.symbolic import Space
+from routeproof_reference.resolve import resolve
 
 z3 = pytest.importorskip("z3")
 
@@ -124,3 +125,65 @@ def test_a_branch_that_the_solver_cannot_settle_is_followed(monkeypatch):
 
     found = paths.explore(space, fermat, [v.term > 0 for v in (x, y, z)])
     assert sorted(path.result.kind for path in found) == ["always", "never"]
+
+
+def test_a_division_by_what_may_be_zero_is_an_error():
+    """Assuming the divisor positive would drop the steps that divide by zero from every question."""
+
+    def divides(**figures):
+        assert figures["n"] // (figures["tp"] - 1) is not None
+        return resolve(**figures)
+
+    target = ReferenceTarget()
+    target.code = divides
+    assert smt.prove(ReferenceTarget(), "own-rows", (3,)).status is Status.ESTABLISHED
+    with pytest.raises(UnknownShapeError, match="a division by a number that is not positive"):
+        smt.prove(target, "own-rows", (3,))
+
+
+@pytest.mark.parametrize("divisor", ["y", "y - 900", "-y"])
+def test_a_guarded_division_does_not_narrow_the_steps(divisor):
+    space = Space()
+    x, y = space.int("x"), space.int("y")
+
+    def code():
+        by = {"y": y, "y - 900": y - 900, "-y": -y}[divisor]
+        return Found("divided", x // by) if by > 0 else Found("not", 0)
+
+    found = paths.explore(space, code)
+    assert conditions(space, found) == (["divided", "not"], True) or conditions(space, found) == (
+        ["not", "divided"],
+        True,
+    )
+    for path in found:
+        solver = z3.Solver()
+        solver.add(*space.axioms, path.condition)
+        assert solver.check() == z3.sat
+
+
+def test_an_exact_division_still_asks_for_a_positive_divisor():
+    space = Space()
+    x, y = space.int("x"), space.int("y")
+    with pytest.raises(UnknownShapeError):
+        paths.explore(space, lambda: (x * y) // y)
+    (path,) = paths.explore(space, lambda: Found("exact", (x * y) // y), [y.term > 0])
+    assert path.result.value is x
+
+
+def test_a_part_that_no_step_meets_is_vacuous(monkeypatch):
+    own_rows = smt.CLAIMS["own-rows"]
+
+    def never(at, decision):
+        yield from own_rows(at, decision)
+        yield "never", at.f.own < 0, True
+        if not isinstance(at.f.dp, int):
+            yield "only at DP > 1, never", (at.f.dp > 1) & (at.f.total < at.f.own), True
+
+    monkeypatch.setitem(smt.CLAIMS, "own-rows", never)
+    check = smt.prove(ReferenceTarget(), "own-rows", (2,))
+    assert check.vacuous == ("never", "only at DP > 1, never")
+
+
+@pytest.mark.parametrize("stray", [UnknownShapeError, batch._Split])
+def test_code_under_examination_cannot_swallow_what_the_harness_raises(stray):
+    assert not issubclass(stray, Exception)

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class _Split(Exception):  # noqa: N818 - no error, a fork
+class _Split(BaseException):
+    """No error, a fork; code under examination must not catch it."""
+
     def __init__(self, truth: NDArray[np.bool_]) -> None:
         super().__init__()
         self.truth = truth

@@ -106,10 +106,7 @@ def in_set(at: Situation) -> Iterator[tuple[Layout, Truth]]:
 
 
 def right(layout: Layout, at: Situation, decision: Decision) -> Truth:
-    """Whether a decision, for rows emitted in `layout`, gives the own rows at TP rank t.
-
-    Rows behind the own ones may come along: they lie beyond T_d.
-    """
+    """Whether a decision, for rows emitted in `layout`, gives the own rows, and no others, at TP rank t."""
     f = at.f
     if decision.outcome is not Outcome.ROWS:
         return False
@@ -118,12 +115,17 @@ def right(layout: Layout, at: Situation, decision: Decision) -> Truth:
         rows = (decision.gather & (decision.start == 0)) | (negate(decision.gather) & local)
     else:
         rows = (decision.start == base_of(layout, at)) & (decision.start + f.own <= f.n)
-    return (decision.length >= f.own) & ((f.own == 0) | rows)
+    return (decision.length == f.own) & ((f.own == 0) | rows)
 
 
 def accepted(decision: Decision) -> bool:
     """Whether it is no rejection."""
     return decision.outcome is Outcome.ROWS
+
+
+def gathers(decision: Decision) -> Truth:
+    """Whether it issues a gather, used or not."""
+    return decision.gather | (decision.gathers > 0)
 
 
 def own_rows(at: Situation, decision: Decision) -> Iterator[Part]:
@@ -193,12 +195,12 @@ def malformed(at: Situation, decision: Decision) -> Iterator[Part]:
         yield f"unread, {layout}", unread, right(layout, publisher, decision)
 
 
-def gathers(at: Situation, decision: Decision) -> Iterator[Part]:
+def needless(at: Situation, decision: Decision) -> Iterator[Part]:
     """COL-02, COL-03: only for shards of several tokens, at most one, none after a rejection."""
     needed = (at.f.own > 1) & (at.f.tp > 1) & (at.f.n == at.s) & (at.f.n < at.f.own)
     yield "one at most", True, decision.gathers <= (1 if accepted(decision) else 0)
     fitting = any_of(member & fits(layout, at) for layout, member in in_set(at))
-    yield "needed", decision.gather & fitting, needed
+    yield "needed", gathers(decision) & fitting, needed
 
 
 def declared(at: Situation, decision: Decision) -> Iterator[Part]:
@@ -248,7 +250,7 @@ CLAIMS: dict[str, Claim] = {
     "order": order,
     "any-set-sound": sound,
     "malformed-groups": malformed,
-    "needless-gather": gathers,
+    "needless-gather": needless,
     "declared": declared,
     "zero-tokens": zero_tokens,
 }

@@ -19,6 +19,7 @@ from routeproof_reference.proofs.claims import (
     any_of,
     base_of,
     fits,
+    gathers,
     harm,
     negate,
     read_as,
@@ -200,14 +201,15 @@ def no_other(_: Target, ground: Ground, fault: str) -> Iterator[Theorem]:
     """F6: every other pair of the six is harmless; at DP = 1 every pair is."""
     harmful = () if fault or ground.dp == 1 else HARMFUL
     at = ground.at._replace(t=0)
-    for one, other in _pairs(lambda pair: pair not in harmful):
+    unknown = {Layout.PADDED_TO_MAX} if ground.dp is None else set()
+    for one, other in _pairs(lambda pair: pair not in harmful and not pair & unknown):
         yield f"{one} and {other}", fits(one, at) & fits(other, at), negate(harm(one, other, at))
 
 
 def uneven(target: Target, ground: Ground, fault: str) -> Iterator[Theorem]:
     """F7: shards that are not padded are never silently wrong; lockstep is lost exactly when."""
     at, f = ground.at, ground.at.f
-    low = f.own // f.tp
+    low = ground.space.divide(f.own, f.tp)
     members = members_of(target.layouts(2 if ground.many else 1))
     space = ground.space
     large = ground.explore(lambda: target.decide(f._replace(n=at.s), members, None))
@@ -219,11 +221,6 @@ def uneven(target: Target, ground: Ground, fault: str) -> Iterator[Theorem]:
     alone = at._replace(t=0, f=f._replace(n=at.s))
     whole = _when(space, large, lambda found: right(Layout.TP_SHARD, alone, found) | found.gather)
     yield "a publisher that returns is right", ragged & _when(space, large, accepted), whole
-
-
-def gathers(decision: Decision) -> Truth:
-    """Whether a decision gathers."""
-    return decision.gather
 
 
 def _when(space: Space, paths: list[Explored], what: Callable[[Decision], Truth]) -> Truth:
@@ -238,7 +235,7 @@ def physical(target: Target, ground: Ground, fault: str) -> Iterator[Theorem]:
         return
     space = ground.space
     tokens = space.int("tokens")
-    shard = (tokens + f.tp - 1) // f.tp
+    shard = space.divide(tokens + f.tp - 1, f.tp)
     ground.add(tokens >= f.own)
     members = members_of(target.layouts(1))
     emitted = {Layout.FULL: tokens, Layout.TP_SHARD: shard, Layout.PADDED_LOCAL: shard * f.tp}
@@ -285,7 +282,7 @@ FACTS: dict[str, tuple[Fact, tuple[int | None, ...]]] = {
     "padded-local-misread": (misread, (None,)),
     "shards-or-max": (with_largest(Layout.GATHERED_SHARDS, Layout.PADDED_TO_MAX, _gathered_or_max), DP_SIZES),
     "padded-local-or-max": (with_largest(Layout.PADDED_LOCAL, Layout.PADDED_TO_MAX, _local_or_max), DP_SIZES),
-    "no-fourth-pair": (no_other, (1, *DP_SIZES)),
+    "no-fourth-pair": (no_other, (1, *DP_SIZES, None)),
     "uneven-shards": (uneven, (1, None)),
     "physical-counts": (physical, (1,)),
     "slots-in-requests": (slots_in_requests, (None,)),

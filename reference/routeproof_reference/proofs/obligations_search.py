@@ -2,7 +2,7 @@
 
 from routeproof_reference.proofs.obligation import Method, Obligation
 
-_BOX = "counts <= 4, DP <= 3, tp 1..4, every n, every rank, shard sizes right, unknown and malformed"
+_BOX = "counts <= 4, DP <= 3, tp 1..4, every n and rank; shard sizes, if told any: right, unknown, malformed"
 
 SEARCHES = (
     Obligation(
@@ -47,11 +47,11 @@ SEARCHES = (
     ),
     Obligation(
         "protocol",
-        ("COL-01", "BUF-01", "SNP-01"),
+        ("COL-01",),
         "No interleaving of ranks, layers and steps deadlocks, pairs different collectives, publishes rows "
         "of another step, or copies without a fence; gathers per layer and per step.",
         Method.PROTOCOL,
-        "tp <= 4, DP <= 2, 2..3 layers, 2 steps, 30 settings, all interleavings",
+        "tp <= 4, DP <= 2, 2..3 layers, 2 steps, up to 30 settings, all interleavings; the rank is a model",
         (
             "a rank is handed one row less",
             "a rank skips the gather",

@@ -4,7 +4,7 @@ from routeproof_reference.proofs.obligation import Method, Obligation
 
 _TP = "all counts, any DP and TP size; 7 TP sizes singly"
 _ALL_TP = "all counts, any DP and TP size; TP 1..64 singly"
-_DPS = "all counts, DP 1..8, any TP size; 7 TP sizes singly"
+_DPS = "all counts, DP 2..8, any TP size; 7 TP sizes singly"
 
 
 def _smt(name: str, rules: tuple[str, ...], statement: str, *controls: str, scope: str = _TP) -> Obligation:
@@ -83,7 +83,7 @@ DECISIONS = (
         "a row is skipped",
         "a row is left out",
         "a counted layout passes",
-        scope="every n, every declaration",
+        scope="every n; every declaration, where any is taken",
     ),
     _smt(
         "lockstep",
@@ -133,7 +133,7 @@ FACTS = (
         ("LAY-06",),
         "F6. No other pair of the six differs; at DP = 1 none does.",
         "nor do the three",
-        scope=_DPS,
+        scope="all counts, any TP size, 7 singly; any DP size, with PADDED_TO_MAX DP 1..8",
     ),
 )
 

@@ -98,7 +98,7 @@ def _program(  # noqa: C901 - one branch per kind of action, and the planted fau
             if found.outcome is not Outcome.ROWS:
                 yield Action("fail", layer, step)
                 return
-            if found.gather and not (fault == "a rank skips the gather" and odd):
+            if (found.gather or found.gathers) and not (fault == "a rank skips the gather" and odd):
                 gather = Action("gather", layer, step, n)
                 joint.append(gather)
                 if not setting.deferred:

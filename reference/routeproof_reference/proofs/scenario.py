@@ -40,7 +40,7 @@ def scenario(space: Space, many: bool, tp: int | None, told: bool, members: Memb
     n, own, t = space.int("n"), space.int("own"), space.int("t")
     size: Any = space.int("tp") if tp is None else tp
     # With any tp, two definitions of ceil would need a proof that they agree, which Z3 does not find.
-    s = space.int("s") if tp is not None else (own + size - 1) // size
+    s = space.int("s") if tp is not None else space.divide(own + size - 1, size)
     p: Any
     q: Any
     before: Any

@@ -92,7 +92,7 @@ def prove(target: Target, claim: str, sizes: tuple[int | None, ...], timeout: in
 
     """
     theorems = paths = 0
-    lacking: set[str] | None = None
+    meant: dict[str, bool] = {}
     for question in questions(target, PLANS[claim]):
         proof = Proof(target, claim, question, timeout)
         for tp in sizes:
@@ -101,9 +101,9 @@ def prove(target: Target, claim: str, sizes: tuple[int | None, ...], timeout: in
                 return Check(Status.REFUTED, f"after {theorems} theorems", found)
             theorems += len(proof.parts)
         paths += len(proof.paths)
-        missing = proof.vacuous()
-        lacking = missing if lacking is None else lacking & missing | (missing - set(proof.parts))
-    vacuous = tuple(sorted(lacking or ()))
+        for name, given in proof.parts.items():
+            meant[name] = meant.get(name, False) or proof.satisfiable(given)
+    vacuous = tuple(sorted(name for name, some in meant.items() if not some))
     return Check(Status.ESTABLISHED, f"{theorems} theorems, {paths} paths", None, vacuous)
 
 
@@ -211,9 +211,9 @@ class Proof:
         )
         return explain(self.target, self.claim, found, members, self.question.declared)
 
-    def vacuous(self) -> set[str]:
-        """Give the parts whose assumption nothing satisfies."""
-        return {name for name, given in self.parts.items() if self._ask(self.space.z3.Or(*given)) is None}
+    def satisfiable(self, given: list[Any]) -> bool:
+        """Whether some step meets one of these assumptions."""
+        return self._ask(self.space.z3.Or(*given)) is not None
 
 
 def explain(

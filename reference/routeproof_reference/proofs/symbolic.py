@@ -88,7 +88,14 @@ class Space:
         return made
 
     def quotient(self, left: "Int", other: object) -> "Int":
-        """Divide, rounding down; the divisor is positive (an axiom)."""
+        """Divide, rounding down; raise UnknownShapeError on a path whose divisor can be zero or negative."""
+        divisor = self.lift(other)
+        if not (isinstance(divisor, Int) and divisor > 0):
+            raise UnknownShapeError("a division by a number that is not positive")
+        return self.divide(left, other)
+
+    def divide(self, left: "Int", other: object) -> "Int":
+        """Divide by what the caller knows to be positive, rounding down."""
         right = self.lift(other)
         first, second = self._factors.get(left.id, (None, None))
         if first is not None and second is not None and right.id in (first.id, second.id):
@@ -98,16 +105,15 @@ class Space:
             self._kept += [left, right]
             made = Int(self, self.z3.Int(f"quotient!{len(self._made)}"))
             low = right.term * made.term
-            self.axioms += [right.term > 0, low <= left.term, left.term < low + right.term]
+            exact = self.z3.And(low <= left.term, left.term < low + right.term)
+            self.axioms.append(self.z3.Implies(right.term > 0, exact))
             self._made[key] = made
         found: Int = self._made[key]
         return found
 
     def truth(self, term: Any) -> "builtins.bool":  # noqa: ANN401
         """Decide a truth for the path in progress."""
-        decide, key = self.decide, term.get_id()
-        if decide is None:
-            raise UnknownShapeError("a symbolic truth was asked for outside an exploration")
+        key = term.get_id()
         if key not in self._constants:
             self._kept.append(term)
             plain = self.z3.simplify(term)
@@ -115,7 +121,11 @@ class Space:
             self._constants[key] = bool(self.z3.is_true(plain)) if sure else None
             self._negated[key] = self.z3.Not(term)
         constant = self._constants[key]
-        return decide(term, self._negated[key]) if constant is None else constant
+        if constant is not None:
+            return constant
+        if self.decide is None:
+            raise UnknownShapeError("a symbolic truth was asked for outside an exploration")
+        return self.decide(term, self._negated[key])
 
 
 class _Symbol:
