@@ -40,19 +40,13 @@ def prove(
     Exit 0: every MUST is established; 1: one is refuted or open; 2: usage, or code of an unknown
     shape; 3: nothing was examined, or cut short.
     """
-    chosen = tuple(name.strip() for name in only.split(",")) if only else ()
-    unknown = [name for name in chosen if name not in BY_ID]
-    if unknown:
-        typer.echo(
-            f"routeproof: --only {unknown[0]}: no such obligation; there is {', '.join(BY_ID)}", err=True
-        )
-        raise typer.Exit(2)
+    chosen = _chosen(only)
     start = time.monotonic()
     err = Console(stderr=True, quiet=as_json)
     listed: list[runner.Task] = []
     results: list[Result] = []
     try:
-        listed = runner.tasks(names_of(engine) if engine else OWN, deep, chosen)
+        listed = runner.tasks(OWN if engine is None else names_of(engine), deep, chosen)
         with closing(runner.run(listed, deep, jobs or parallel.cores())) as coming:
             for found in coming:
                 results.append(found)
@@ -65,6 +59,12 @@ def prove(
     except KeyboardInterrupt:
         typer.echo(f"routeproof: interrupted after {len(results)} of {len(listed)} obligations", err=True)
         raise typer.Exit(3) from None
+    if not listed:
+        later = [name for name in chosen if BY_ID[name].deep and not deep]
+        why = f"{later[0]} needs --deep" if later else "they do not apply to this code"
+        typer.echo(f"routeproof: nothing to examine of {', '.join(chosen)}: {why}", err=True)
+        if not as_json:
+            raise typer.Exit(runner.exit_code(results))
     results = runner.in_order(results)
     seconds = time.monotonic() - start
     if as_json:
@@ -74,3 +74,16 @@ def prove(
         out.width = max(out.width, WIDE)
         report.show(out, results, seconds)
     raise typer.Exit(runner.exit_code(results))
+
+
+def _chosen(only: str | None) -> tuple[str, ...]:
+    """Give the obligations named, none for all; exit 2 where there is no such obligation."""
+    if only is None:
+        return ()
+    chosen = tuple(name.strip() for name in only.split(","))
+    for name in chosen:
+        if name not in BY_ID:
+            said = f"routeproof: --only {name!r}: no such obligation; there is {', '.join(BY_ID)}"
+            typer.echo(said, err=True)
+            raise typer.Exit(2)
+    return chosen

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 
-from routeproof_reference.proofs.obligation import Result, Status
-from routeproof_reference.proofs.registry import BY_ID, CAPTURER, OBLIGATIONS
-from routeproof_reference.proofs.run import establish, names_for, settle
+from routeproof_reference.proofs.obligation import Result, Status, UnknownShapeError
+from routeproof_reference.proofs.registry import BY_ID, CAPTURER, DECISIONS, OBLIGATIONS
+from routeproof_reference.proofs.run import NEED_SETS, establish, names_for, settle
 
 from routeproof_conformance.prove.targets import target_of
 
@@ -37,11 +37,17 @@ Task = tuple[str, str]
 
 
 def tasks(targets: tuple[str, ...], deep: bool, only: tuple[str, ...] = ()) -> list[Task]:
-    """List what is to be established, longest first; raise EngineError for an unknown target."""
+    """List what is to be established, longest first; raise EngineError for an unknown target.
+
+    Code of a shape that the harness does not know is asked what any code is asked: each answer
+    is an error that names the shape.
+    """
     listed: list[Task] = []
     for name in targets:
-        target = target_of(name)
-        names = names_for(target, deep)
+        try:
+            names = names_for(target_of(name), deep)
+        except UnknownShapeError:
+            names = tuple(item for item in DECISIONS if item not in NEED_SETS)
         if name == "routeproof":
             names = (*names, *CAPTURER)
         listed += [(item, name) for item in names if not only or item in only]
@@ -61,6 +67,8 @@ def one(name: str, target_name: str, deep: bool) -> Result:
             result = establish(name, target, deep, contracts)
         if result.status is Status.REFUTED and "fault" not in result.target:
             result = replay.confirm(result, target_name)
+    except UnknownShapeError as error:
+        return Result(name, target_name, Status.ERROR, str(error))
     except Exception as error:  # noqa: BLE001 - a broken check is a result, never silence
         return Result(name, target_name, Status.ERROR, f"{type(error).__name__}: {error}")
     return result

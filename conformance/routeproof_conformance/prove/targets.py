@@ -1,6 +1,7 @@
 """What can be examined: the reference, the capturer's decision, a published file."""
 
 import inspect
+from types import MappingProxyType
 
 from routeproof_reference.proofs.faults import ReferenceTarget
 from routeproof_reference.proofs.target import Decision, Figures, Members, Number, Outcome, Target
@@ -9,26 +10,28 @@ from routeproof_spec import Layout, default_layouts
 from routeproof_conformance.engines import EngineError, sglang, vllm
 from routeproof_conformance.engines.fetch import cached
 from routeproof_conformance.engines.sglang_source import FILES
+from routeproof_conformance.prove.capturer_faults import FAULTS, faulty
 from routeproof_conformance.prove.contracts import load_decision
 from routeproof_conformance.prove.published import PublishedTarget
 from routeproof_conformance.prove.sglang import DEPLOYMENTS, sglang_target
 
 
 class CapturerTarget:
-    """The decision of `routeproof_impl`; planted faults are the reference's, through the same checks."""
+    """The decision of `routeproof_impl`, or a faulty copy of it."""
 
-    name = "routeproof"
     configurable = True
     sizes_at_one = True
     deployed = False
     smallest_dp = 1
+    faults = tuple(FAULTS)
+    controls = MappingProxyType({"declared": ("declaration unchecked", "counts do not matter")})
 
-    def __init__(self) -> None:
-        """Load the decision without torch."""
-        self._plain = load_decision()
+    def __init__(self, fault: str = "") -> None:
+        """Load the decision without torch, or plant a fault."""
+        self.name = f"routeproof with fault: {fault}" if fault else "routeproof"
+        self._plain = faulty(fault) if fault else load_decision()
         self._codes: dict[Layout | None, int] = {None: self._plain.UNDECLARED}
         self._codes.update({layout: getattr(self._plain, layout.name) for layout in Layout})
-        self.faults = ReferenceTarget.faults
 
     def layouts(self, dp: int) -> frozenset[Layout]:
         """Give the default set."""
@@ -71,7 +74,7 @@ class CapturerTarget:
 
     def faulty(self, fault: str) -> Target:
         """Plant a fault."""
-        return ReferenceTarget(fault)
+        return CapturerTarget(fault)
 
 
 def names_of(engine: str) -> tuple[str, ...]:

@@ -186,7 +186,7 @@ def sweeps(target: Target, many: bool, every_set: bool, sparse: bool) -> Iterato
     if target.configurable:
         yield Sweep(("order",), own)
         yield Sweep(("order", "any-set-sound", "zero-tokens"), EVERYTHING)
-        for layout in PRECEDENCE:
+        for layout in (*PRECEDENCE, Layout.UNCOUNTED):
             yield Sweep(("declared",), own, layout, right)
 
 

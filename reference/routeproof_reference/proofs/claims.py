@@ -207,6 +207,9 @@ def declared(at: Situation, decision: Decision) -> Iterator[Part]:
     """LAY-10: a declaration is obeyed, and one that n contradicts is rejected."""
     if at.declared is None:
         return
+    if at.declared is Layout.UNCOUNTED:
+        yield "UNCOUNTED, though counted", True, decision.outcome is Outcome.LAYOUT_ERROR
+        return
     obeyed = fits(at.declared, at) & told_right(at.f)
     yield f"{at.declared}", obeyed, right(at.declared, at._replace(t=0), decision)
     contradicted = negate(fits(at.declared, at))

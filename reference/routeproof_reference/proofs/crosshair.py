@@ -12,14 +12,23 @@ BUDGET = 40.0
 """Seconds per condition, and for a comparison."""
 
 
+def require(*modules: str) -> None:
+    """Raise OpenError where one of the modules is not installed."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise OpenError(f"{', '.join(missing)} is not installed: pip install 'routeproof[prove]'")
+
+
 def _crosshair(*arguments: str) -> str:
-    """Run it; raise OpenError where it is missing or does not end."""
-    if importlib.util.find_spec("crosshair") is None:
-        raise OpenError("CrossHair is not installed: pip install 'routeproof[prove]'")
+    """Run it; raise OpenError where it is missing, does not end, or breaks."""
+    require("crosshair", "z3")
     try:
         done = child.run("crosshair.main", *arguments, timeout=4 * BUDGET)
     except subprocess.TimeoutExpired as error:
         raise OpenError(f"CrossHair did not end in {4 * BUDGET:.0f} s") from error
+    if done.returncode not in (0, 1):  # 1: it found a counterexample, or a difference
+        last = (done.stderr.splitlines() or done.stdout.splitlines() or ["no message"])[-1]
+        raise OpenError(f"CrossHair ended with exit code {done.returncode}: {last}")
     return done.stdout + done.stderr
 
 
@@ -43,8 +52,8 @@ def same(module: str, one: str, other: str) -> Check:
     said = _crosshair(
         "diffbehavior", f"{module}.{one}", f"{module}.{other}", f"--per_condition_timeout={BUDGET:.0f}"
     )
-    if EXHAUSTED in said:
-        return Check(Status.ESTABLISHED, "all paths")
     if "Given" in said:
         return Check(Status.REFUTED, " ".join(said.split())[:300])
+    if EXHAUSTED in said:
+        return Check(Status.ESTABLISHED, "all paths")
     return Check(Status.OPEN, f"not all paths in {BUDGET:.0f} s: {' '.join(said.split())[:200]}")

@@ -1,6 +1,5 @@
 """Checks on concrete arrays: the producers, and arrays drawn with CrossHair as backend."""
 
-import importlib.util
 from itertools import product
 from operator import index
 
@@ -11,8 +10,9 @@ from routeproof_spec import PRECEDENCE, Call, CaptureConfig, CaseStep, Layout, S
 
 from routeproof_reference.plan import plan
 from routeproof_reference.producer import Producer
+from routeproof_reference.proofs import crosshair
 from routeproof_reference.proofs.claims import EVERYTHING, Situation, base_of, rows_of
-from routeproof_reference.proofs.obligation import Check, OpenError, Status
+from routeproof_reference.proofs.obligation import Check, Status
 from routeproof_reference.proofs.scenario import figures_of, right_sizes
 from routeproof_reference.proofs.target import Outcome, Target, members_of
 from routeproof_reference.rows import Kind
@@ -74,8 +74,7 @@ def check_arrays(target: Target, examples: int = 40) -> Check:
 
     Raise OpenError where the backend is missing.
     """
-    if importlib.util.find_spec("hypothesis_crosshair_provider") is None:
-        raise OpenError("hypothesis-crosshair is not installed: pip install 'routeproof[prove]'")
+    crosshair.require("hypothesis_crosshair_provider", "crosshair", "z3")
     small = st.integers(0, 3)
     members = members_of(target.layouts(3))
 

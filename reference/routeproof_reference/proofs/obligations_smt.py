@@ -65,7 +65,7 @@ DECISIONS = (
     _smt(
         "declared",
         ("LAY-10",),
-        "A declared layout is obeyed, and rejected where n contradicts it.",
+        "A declared layout is obeyed, and rejected where n, or that counts are known, contradicts it.",
         "declaration unchecked",
         "local padding at any DP",
     ),

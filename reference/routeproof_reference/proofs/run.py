@@ -1,7 +1,7 @@
 """Establishing one obligation about one target: which check, which controls."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from routeproof_spec import Layout
@@ -69,7 +69,7 @@ def establish(name: str, target: Target, deep: bool = False, contracts: str = ""
 def settle(obligation: Obligation, target: Target, examine: Examine) -> Result:
     """Judge an obligation, and time it."""
     start = time.perf_counter()
-    own: dict[str, tuple[str, ...]] = getattr(target, "controls", {})
+    own: Mapping[str, tuple[str, ...]] = getattr(target, "controls", {})
     result = judge(obligation, target.name, examine, own.get(obligation.id))
     return replace(result, seconds=time.perf_counter() - start)
 

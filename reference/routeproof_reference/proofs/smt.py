@@ -73,7 +73,7 @@ class Question(NamedTuple):
 def questions(target: Target, plan: Plan) -> Iterator[Question]:
     """Give DP = 1 and DP > 1, and every declaration."""
     for many in (False, True) if target.smallest_dp == 1 else (True,):
-        for declared in PRECEDENCE if plan.declared else (None,):
+        for declared in (*PRECEDENCE, Layout.UNCOUNTED) if plan.declared else (None,):
             yield Question(many, declared)
 
 
