@@ -191,7 +191,11 @@ def sweeps(target: Target, many: bool, every_set: bool, sparse: bool) -> Iterato
 
 
 def enumerate_box(
-    target: Target, bounds: Bounds, every_set: bool = False, only: tuple[str, ...] | None = None
+    target: Target,
+    bounds: Bounds,
+    every_set: bool = False,
+    only: tuple[str, ...] | None = None,
+    whole: bool = False,
 ) -> Check:
     """Establish or refute all claims within bounds.
 
@@ -200,25 +204,38 @@ def enumerate_box(
         bounds: how far to go.
         every_set: for each of the 64 sets of layouts, instead of the target's own.
         only: the claims wanted; None: all.
+        whole: go on with the other claims when one is refuted.
 
     """
     cases = 0
     used: dict[str, bool] = {}
+    failed: dict[str, Counterexample] = {}
     for dp in range(target.smallest_dp, bounds.dp + 1):
         for sweep in sweeps(target, dp > 1, every_set, bounds.sparse):
-            claims = tuple(claim for claim in sweep.claims if only is None or claim in only)
-            if not claims:
-                continue
             for chosen, variant in product(steps(bounds, dp), sweep.variants):
-                if _told(target, variant, dp):
-                    told, members = sweep.spread(chosen)
-                    cases += len(told.n)
+                if not _told(target, variant, dp):
+                    continue
+                told, members = sweep.spread(chosen)
+                cases += len(told.n)
+                while claims := _open(sweep.claims, only, failed):
                     pass_ = sweep._replace(claims=claims, members=members)
                     found = _sweep(target, pass_, told, dp, variant, used)
-                    if found is not None:
-                        return Check(Status.REFUTED, f"after {cases:,} cases", found)
+                    if found is None:
+                        break
+                    failed[found[0]] = found[1]
+                    if not whole:
+                        return Check(Status.REFUTED, f"{found[0]}, after {cases:,} cases", found[1])
+    if failed:
+        said = f"{', '.join(failed)}; the other claims hold of {cases:,} cases"
+        return Check(Status.REFUTED, said, next(iter(failed.values())))
     vacuous = tuple(sorted(name for name, seen in used.items() if not seen))
     return Check(Status.ESTABLISHED, f"{cases:,} cases", None, vacuous)
+
+
+def _open(
+    claims: tuple[str, ...], only: tuple[str, ...] | None, failed: dict[str, Counterexample]
+) -> tuple[str, ...]:
+    return tuple(claim for claim in claims if claim not in failed and (only is None or claim in only))
 
 
 def _told(target: Target, variant: str, dp: int) -> bool:
@@ -230,8 +247,8 @@ def _told(target: Target, variant: str, dp: int) -> bool:
 
 def _sweep(
     target: Target, sweep: Sweep, cases: Steps, dp: int, variant: str, used: dict[str, bool]
-) -> Counterexample | None:
-    """Run one pass; give the smallest counterexample of the first claim that fails."""
+) -> tuple[str, Counterexample] | None:
+    """Run one pass; give the first claim that fails and its smallest counterexample."""
     at = situation(cases, dp, variant, sweep.members)._replace(declared=sweep.declared)
 
     many = len(at.f)
@@ -255,7 +272,7 @@ def _sweep(
                     if wrong.any():
                         hits = ran.cases[wrong]
                         first = int(hits[np.argmin(cases.counts[hits].sum(axis=1) + cases.n[hits])])
-                        return _counterexample(target, claim, sweep, cases, first, variant, t)
+                        return claim, _counterexample(target, claim, sweep, cases, first, variant, t)
     return None
 
 

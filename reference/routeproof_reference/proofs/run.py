@@ -116,7 +116,7 @@ def _box(bounds: box.Bounds, every_set: bool) -> Callable[[Target, str], Examine
 
         def examine(fault: str) -> Check:
             code = target.faulty(fault) if fault else target
-            return _meant(target, box.enumerate_box(code, bounds, every_set, only))
+            return _meant(target, box.enumerate_box(code, bounds, every_set, only, whole=not fault))
 
         return examine
 
