@@ -41,7 +41,7 @@ def published(tmp_path, monkeypatch):
     ("source", "named"),
     [
         (b"class Other:\n    pass\n", "0 classes RoutedExpertsCapturer"),
-        (b"class RoutedExpertsCapturer(:\n", "RoutedExpertsCapturer(:"),
+        (b"class RoutedExpertsCapturer(:\n", "SyntaxError"),
         (b"\xff\xfe", "codec"),
         (b"a\0b", "null"),
         (b"class RoutedExpertsCapturer:\n    def capture(self, a):\n        pass\n", "capture takes"),
