@@ -10,23 +10,27 @@ import ast
 import builtins
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from types import CodeType
 from typing import Any, ClassVar, NoReturn
 
-from routeproof_reference.proofs.obligation import UnknownShapeError
 from routeproof_reference.proofs.target import Number, Truth
+
+from routeproof_conformance.prove.shape import Functions, Source, refuse_swallowing, unknown
 
 Change = Callable[[ast.AST], ast.AST]
 """Plants a fault into a syntax tree."""
 
-STRANGE = (AttributeError, IndexError, KeyError, NameError, TypeError, ImportError, RuntimeError)
+STRANGE = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    NameError,
+    TypeError,
+    ImportError,
+    RuntimeError,
+    ArithmeticError,
+)
 """What code of another shape raises over fakes."""
-
-
-def unknown(what: str) -> NoReturn:
-    """Refuse: the code has another shape than the harness knows."""
-    raise UnknownShapeError(what)
 
 
 def same(left: Number, right: Number) -> bool:
@@ -34,33 +38,7 @@ def same(left: Number, right: Number) -> bool:
     return bool(left == right)
 
 
-def methods_of(path: Path, label: str, name: str) -> dict[str, ast.FunctionDef]:
-    """Give the methods of the one class of this name in a file."""
-    tree = ast.parse(path.read_bytes())
-    found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
-    if len(found) != 1:
-        unknown(f"{label}: the file has {len(found)} classes {name}, expected one")
-    return {node.name: node for node in found[0].body if isinstance(node, ast.FunctionDef)}
-
-
-def functions_of(path: Path, label: str, names: tuple[str, ...]) -> dict[str, ast.FunctionDef]:
-    """Give functions of a file, and those of the same file that they name."""
-    tree = ast.parse(path.read_bytes())
-    known = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    missing = [name for name in names if name not in known]
-    if missing:
-        unknown(f"{label}: {path.name} has no function {', '.join(missing)}")
-    found: dict[str, ast.FunctionDef] = {}
-    waiting = list(names)
-    while waiting:
-        name = waiting.pop()
-        found[name] = known[name]
-        named = {node.id for node in ast.walk(known[name]) if isinstance(node, ast.Name)}
-        waiting += sorted(named & set(known) - set(found))
-    return found
-
-
-def takes(nodes: dict[str, ast.FunctionDef], label: str, holder: str, name: str, number: int) -> None:
+def takes(nodes: Functions, label: str, holder: str, name: str, number: int) -> None:
     """Refuse a class without a method, or whose method takes another number of arguments."""
     if name not in nodes:
         unknown(f"{label}: {holder} has no method {name}")
@@ -69,12 +47,16 @@ def takes(nodes: dict[str, ast.FunctionDef], label: str, holder: str, name: str,
         unknown(f"{label}: {name} takes {arguments}, expected {number}")
 
 
-def compiled(node: ast.FunctionDef, path: Path, change: Change | None) -> CodeType:
+def compiled(node: ast.FunctionDef, source: Source, change: Change | None) -> CodeType:
     """Compile a function on its own; its annotations are not evaluated."""
+    refuse_swallowing(node, source.label)
     body = copy.deepcopy(node) if change is None else change(copy.deepcopy(node))
     module = ast.fix_missing_locations(ast.Module([body], []))  # type: ignore[list-item]
     flags = __future__.annotations.compiler_flag
-    code: CodeType = compile(module, str(path), "exec", flags, dont_inherit=True)
+    try:
+        code: CodeType = compile(module, str(source.path), "exec", flags, dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        unknown(f"{source.label}: {source.path.name} cannot be compiled: {error}")
     return code
 
 
@@ -130,6 +112,14 @@ def clip(index: Number, length: Number) -> Number:
     return min(index, length)
 
 
+def layer_of(index: Number, layers: Number) -> Number:
+    """Give the layer that an index means, which may count from the end."""
+    found = index + layers if index < 0 else index
+    if found < 0 or found >= layers:
+        unknown("the buffer has no such layer")
+    return found
+
+
 def wrapped() -> dict[str, Any]:
     """Give the builtins, of which `int`, `len` and `sum` let numbers and fakes through.
 
@@ -145,7 +135,10 @@ def wrapped() -> dict[str, Any]:
     def add(value: Any) -> Any:  # noqa: ANN401
         return value.total() if hasattr(type(value), "total") else builtins.sum(value)
 
-    return {**vars(builtins), "int": integer, "len": length, "sum": add}
+    def bring(name: str, *_: object) -> NoReturn:
+        unknown(f"the code imports {name} as it runs")
+
+    return {**vars(builtins), "int": integer, "len": length, "sum": add, "__import__": bring}
 
 
 class Moved(ast.NodeTransformer):

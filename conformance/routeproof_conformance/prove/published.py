@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from routeproof_reference.proofs.placed import Placed, Way
 from routeproof_reference.proofs.target import Decision, Figures, Members, Number, Outcome
 from routeproof_spec import Layout
 
@@ -19,16 +20,29 @@ from routeproof_conformance.prove.fakes import (
     Attributes,
     Change,
     Rows,
-    Shift,
     compiled,
-    methods_of,
+    layer_of,
     same,
     takes,
-    unknown,
     wrapped,
 )
+from routeproof_conformance.prove.published_faults import CONTROLS, FAULTS
+from routeproof_conformance.prove.shape import Functions, Source, unknown
 
 CLASS = "RoutedExpertsCapturer"
+
+ORIGINS = {
+    "get_forward_context": "vllm.forward_context",
+    "get_tp_group": "vllm.distributed.parallel_state",
+    "dbo_current_ubatch_token_offset": "vllm.v1.worker.ubatching",
+}
+"""What the methods call, and where it has to come from."""
+
+FIELDS = {
+    "dp_rank": "vllm_config.parallel_config.data_parallel_rank",
+    "tp_size": "vllm_config.parallel_config.tensor_parallel_size",
+}
+"""What `__init__` has to set; without one the capturer has neither."""
 
 
 class Counts:
@@ -105,30 +119,57 @@ class Sizes:
 class Log:
     """What one call did."""
 
-    def __init__(self, f: Figures, offset: Number) -> None:
+    def __init__(self, f: Figures, way: Way) -> None:
         """Start with nothing written."""
-        self.f, self.offset, self.gathers = f, offset, 0
-        self.written: tuple[Number, Rows] | None = None
+        self.f, self.way, self.gathers = f, way, 0
+        self.written: tuple[Number, Number, Rows] | None = None
+        """First row, layer, what."""
 
 
 class Buffer:
-    """The device buffer: takes one write of consecutive rows at a layer."""
-
-    shape = (0, 1)
+    """The device buffer: takes one write of consecutive rows at a layer, and gives rows of all layers."""
 
     def __init__(self, log: Log) -> None:
         """Write to a log."""
         self.log = log
+        self.shape = (object(), log.way.layers)
 
     def __setitem__(self, key: Any, rows: object) -> None:  # noqa: ANN401
-        if not isinstance(key, tuple) or not isinstance(key[0], slice) or not isinstance(rows, Rows):
+        if not isinstance(key, tuple) or len(key) != 2 or not isinstance(key[0], slice):  # noqa: PLR2004
+            unknown(f"the buffer is written at {key!r}")
+        if not isinstance(rows, Rows) or isinstance(key[1], (slice, bool)) or key[0].step is not None:
             unknown(f"the buffer is written at {key!r}")
         if self.log.written is not None:
             unknown("the buffer is written twice in one call")
         start = 0 if key[0].start is None else key[0].start
         if not same(key[0].stop - start, rows.shape[0]):
             unknown("the rows written are not as many as the place for them")
-        self.log.written = (start, rows)
+        if start < 0:
+            unknown("the buffer is written from its end")
+        self.log.written = (start, layer_of(key[1], self.log.way.layers), rows)
+
+    def __getitem__(self, key: object) -> "Snapshot":
+        if not isinstance(key, slice) or key.step is not None:
+            unknown(f"the buffer is read at {key!r}")
+        return Snapshot(0 if key.start is None else key.start, key.stop)
+
+
+class Snapshot:
+    """Rows of the device buffer, all layers."""
+
+    def __init__(self, first: Number, last: Number) -> None:
+        """Hold rows [first, last)."""
+        self.first, self.last = first, last
+
+    def to(self, dtype: object) -> "Snapshot":
+        """Give the same in the dtype that is published."""
+        if dtype is not DTYPE:
+            unknown(f"a snapshot is taken as {dtype!r}")
+        return self
+
+
+DTYPE = object()
+"""The dtype that is published."""
 
 
 class Self:
@@ -136,9 +177,9 @@ class Self:
 
     def __init__(self, harness: "Harness", log: Log) -> None:
         """Bind to one call."""
-        self.__dict__.update(
-            dp_rank=log.f.dp_rank, tp_size=log.f.tp, device_buffer=Buffer(log), _harness=harness, _log=log
-        )
+        values = {"dp_rank": log.f.dp_rank, "tp_size": log.f.tp, "output_dtype": DTYPE}
+        state = {name: values[name] for name in harness.fields}
+        self.__dict__.update(state, device_buffer=Buffer(log), _harness=harness, _log=log)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         made = self.__dict__["_harness"].method(name, self.__dict__["_log"])
@@ -149,39 +190,76 @@ class Harness:
     """The methods of one published file, over fakes."""
 
     def __init__(self, path: Path, label: str, change: Change | None = None) -> None:
-        """Parse the file; `change` plants a fault. Raise UnknownShapeError without the class."""
+        """Parse the file; `change` plants a fault. Raise UnknownShapeError where it is not known."""
         self.label = label
-        nodes = methods_of(path, label, CLASS)
+        source = Source(path, label)
+        nodes = source.methods(CLASS)
         takes(nodes, label, CLASS, "capture", 3)
-        self._code = {name: compiled(node, path, change) for name, node in nodes.items()}
+        self.names = source.imported(ORIGINS)
+        self.fields = _fields(nodes, label)
+        self._code = {name: compiled(node, source, change) for name, node in nodes.items()}
 
     def method(self, name: str, log: Log) -> Callable[..., Any]:
         """Compile a method against the fakes of one call."""
         if name not in self._code:
             unknown(f"{self.label}: the code reads {name!r} of the capturer")
-        space = _globals(log)
+        known = {key: value for key, value in _globals(log).items() if key in self.names}
+        space = {"__builtins__": wrapped(), **known}
         exec(self._code[name], space)  # noqa: S102 - the code under examination
         made: Callable[..., Any] = space[name]
         return made
 
-    def run(self, f: Figures, offset: Number, known: bool = True) -> Decision:
-        """Run `capture` on layer 0 of 1; give what it wrote, or how it was refused."""
-        log = Log(f, offset)
-        log_context(log, known)
-        ids = Rows(0, f.n, gathered=False)
+    def run(self, f: Figures, way: Way) -> Placed:
+        """Run `capture`, and `snapshot_routing_data` if rows are published; give what they did."""
+        log = Log(f, way)
+        log_context(log, way.counted)
+        ids, capturer = Rows(0, f.n, gathered=False), Self(self, log)
         try:
-            self.method("capture", log)(Self(self, log), 0, ids)
+            capturer.capture(way.layer, ids)
         except STRANGE as error:
             unknown(f"{self.label}: {type(error).__name__}: {error}")
         except (ValueError, AssertionError) as error:
             group = isinstance(error, ValueError)
-            return Decision(Outcome.GROUP_ERROR if group else Outcome.LAYOUT_ERROR, gathers=log.gathers)
+            refused = Outcome.GROUP_ERROR if group else Outcome.LAYOUT_ERROR
+            return Placed(Decision(refused, gathers=log.gathers))
         if log.written is None:
             unknown(f"{self.label}: capture wrote nothing")
-        start, rows = log.written
-        if not same(start, offset):
-            unknown(f"{self.label}: capture wrote elsewhere than at the microbatch's offset")
-        return Decision(Outcome.ROWS, rows.start, rows.shape[0], rows.gathered, log.gathers)
+        start, layer, rows = log.written
+        decision = Decision(Outcome.ROWS, rows.start, rows.shape[0], rows.gathered, log.gathers)
+        return Placed(decision, layer, start)
+
+    def snapshot(self, f: Figures, way: Way) -> tuple[Number, Number]:
+        """Run `snapshot_routing_data`; give the rows that are published."""
+        try:
+            found = Self(self, Log(f, way)).snapshot_routing_data(way.rows)
+        except (*STRANGE, ValueError, AssertionError) as error:
+            unknown(f"{self.label}: {type(error).__name__}: {error}")
+        if not isinstance(found, Snapshot):
+            unknown(f"{self.label}: snapshot_routing_data gives a {type(found).__name__}")
+        return found.first, found.last
+
+
+def _fields(nodes: Functions, label: str) -> frozenset[str]:
+    """Give the names of the capturer's state; refuse where `__init__` sets it to something else."""
+    if "__init__" not in nodes:
+        return frozenset()
+    plain = [ast.unparse(item) for item in nodes["__init__"].body if isinstance(item, ast.Assign)]
+    for name, value in FIELDS.items():
+        stored = [
+            item
+            for node in nodes.values()
+            for item in ast.walk(node)
+            if isinstance(item, ast.Attribute) and item.attr == name and not isinstance(item.ctx, ast.Load)
+        ]
+        if len(stored) != 1 or f"self.{name} = {value}" not in plain:
+            unknown(f"{label}: {CLASS}.__init__ sets {name} otherwise than to {value}")
+    again = [item for item in ast.walk(nodes["__init__"]) if isinstance(item, ast.Name) and item.id in FREE]
+    if any(not isinstance(item.ctx, ast.Load) for item in again):
+        unknown(f"{label}: {CLASS}.__init__ assigns to its arguments")
+    return frozenset((*FIELDS, "output_dtype"))
+
+
+FREE = ("self", "vllm_config")
 
 
 _CONTEXT = "_routeproof_context"
@@ -201,7 +279,7 @@ def log_context(log: Log, known: bool) -> None:
 
 
 def _globals(log: Log) -> dict[str, Any]:
-    """Give the names that the methods may use; the builtins that numbers pass through are wrapped."""
+    """Give what the methods may call."""
 
     def gather(rows: object, dim: int = -1) -> Rows:
         if not isinstance(rows, Rows) or dim != 0:
@@ -213,98 +291,10 @@ def _globals(log: Log) -> dict[str, Any]:
 
     group = Attributes("TP group", all_gather=gather)
     return {
-        "__builtins__": wrapped(),
         "get_forward_context": lambda: log.__dict__[_CONTEXT],
         "get_tp_group": lambda: group,
-        "dbo_current_ubatch_token_offset": lambda: log.offset,
+        "dbo_current_ubatch_token_offset": lambda: log.way.offset,
     }
-
-
-class _Floor(ast.NodeTransformer):
-    """A division that rounds up rounds down."""
-
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        self.generic_visit(node)
-        numerator = node.left
-        if isinstance(node.op, ast.FloorDiv) and isinstance(numerator, ast.BinOp):
-            inner = numerator.left
-            node.left = inner.left if isinstance(inner, ast.BinOp) else inner
-        return node
-
-
-class _Accept(ast.NodeTransformer):
-    """Nothing is rejected."""
-
-    def visit_Raise(self, node: ast.Raise) -> ast.AST:
-        return ast.copy_location(ast.Return(ast.Name("topk_ids", ast.Load())), node)
-
-
-class _Alone(ast.NodeTransformer):
-    """Shards are not gathered."""
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "all_gather":
-            return node.args[0]
-        return node
-
-
-class _Gathered(ast.NodeTransformer):
-    """Rows that are whole as they are handed over are gathered all the same."""
-
-    def visit_Return(self, node: ast.Return) -> ast.AST:
-        return self._gathered(node)
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        return self._gathered(node)
-
-    @staticmethod
-    def _gathered(node: ast.Return | ast.Assign) -> ast.AST:
-        if isinstance(node.value, ast.Name) and node.value.id == "topk_ids":
-            node.value = ast.parse("get_tp_group().all_gather(topk_ids, dim=0)", mode="eval").body
-        return node
-
-
-class _Whole(ast.NodeTransformer):
-    """Nothing is cut off."""
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        self.generic_visit(node)
-        loaded = isinstance(node.ctx, ast.Load) and isinstance(node.slice, ast.Slice)
-        return node.value if loaded else node
-
-
-class _Lose(ast.NodeTransformer):
-    """The first row is lost on entry."""
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        if node.name == "capture":
-            ids = node.args.args[2].arg
-            node.body[:0] = ast.parse(f"{ids} = {ids}[1:]").body
-        return node
-
-
-FAULTS: dict[str, type[ast.NodeTransformer]] = {
-    "slices one row later": Shift,
-    "shards rounded down": _Floor,
-    "nothing rejected": _Accept,
-    "no gather": _Alone,
-    "whole rows gathered": _Gathered,
-    "nothing cut off": _Whole,
-    "the first row is lost": _Lose,
-}
-
-CONTROLS: dict[str, tuple[str, ...]] = {
-    "own-rows": ("slices one row later", "shards rounded down", "no gather"),
-    "other-ranks": ("no gather",),
-    "fail-closed": ("nothing rejected",),
-    "malformed-groups": ("nothing rejected",),
-    "needless-gather": ("whole rows gathered",),
-    "zero-tokens": ("nothing cut off",),
-    "uncounted": ("the first row is lost",),
-    "box": ("slices one row later", "nothing rejected"),
-}
-"""Faults of the published methods that an obligation has to refute."""
 
 
 class PublishedTarget:
@@ -314,6 +304,9 @@ class PublishedTarget:
     sizes_at_one = False
     deployed = False
     smallest_dp = 1
+    microbatches = True
+    uncounted = True
+    options = ()
 
     def __init__(self, name: str, path: Path, fault: str = "") -> None:
         """Read the file; raise UnknownShapeError where it is not known."""
@@ -332,15 +325,32 @@ class PublishedTarget:
         """Run the published methods."""
         if declared is not None:
             raise ValueError(f"{self.name} takes no declarations")
-        return self.harness.run(figures, 0)
+        return self._first(figures, Way())
+
+    def _first(self, f: Figures, way: Way) -> Decision:
+        """Run them at layer 0 of 1, at offset 0; `placed` is about all others."""
+        found = self.harness.run(f, way)
+        if not same(found.row, 0):
+            unknown(f"{self.name}: capture wrote elsewhere than at the microbatch's offset")
+        return found.decision
+
+    def placed(self, f: Figures, way: Way) -> Placed:
+        """Run them at any layer and offset, and publish."""
+        step = f if way.counted else _uncounted(f.n)
+        found = self.harness.run(step, way)
+        first, last = self.harness.snapshot(step, way)
+        return found._replace(first=first, last=last)
 
     def unknown(self, n: Number, declared: Layout | None) -> Decision:
         """Run them without counts."""
         if declared is not None:
             raise ValueError(f"{self.name} takes no declarations")
-        none = Figures(n, 0, 0, 0, 0, 0, 1, 1, False, False, False, 0, 0, 0)
-        return self.harness.run(none, 0, known=False)
+        return self._first(_uncounted(n), Way(counted=False))
 
     def faulty(self, fault: str) -> "PublishedTarget":
         """Plant a fault into every method."""
         return PublishedTarget(self._base, self._path, fault)
+
+
+def _uncounted(n: Number) -> Figures:
+    return Figures(n, 0, 0, 0, 0, 0, 1, 1, False, False, False, 0, 0, 0)

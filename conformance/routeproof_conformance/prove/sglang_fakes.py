@@ -6,7 +6,8 @@ from typing import Any
 
 from routeproof_reference.proofs.target import Figures, Number
 
-from routeproof_conformance.prove.fakes import Rows, same, unknown
+from routeproof_conformance.prove.fakes import Rows, layer_of, same
+from routeproof_conformance.prove.shape import unknown
 
 WIDTH = 8
 """Columns of all ids: widths are no matter of layouts."""
@@ -23,6 +24,18 @@ class Ids(Rows):
     def size(self, dim: int) -> Number:
         """Give one of them."""
         return self.shape[dim]
+
+    def clone(self) -> "Ids":
+        """Give the rows as they are now."""
+        return Ids(self.start, self.stop, self.gathered)
+
+    def cpu(self) -> "Ids":
+        """Give them on the host."""
+        return self.clone()
+
+    def __getitem__(self, key: object) -> "Ids":
+        rows = super().__getitem__(key)
+        return Ids(rows.start, rows.stop, rows.gathered)
 
 
 class Place(Ids):
@@ -51,16 +64,18 @@ class GatherBuffer:
 
 
 class Buffer:
-    """The device buffer: takes one write of rows of layer 0, then gives rows of all layers."""
+    """The device buffer: takes one write of rows at a layer, then gives rows of all layers."""
 
-    shape = (object(), 1, WIDTH)
-
-    def __init__(self) -> None:
+    def __init__(self, layers: Number) -> None:
         """Start with nothing written."""
+        self.shape = (object(), layers, WIDTH)
         self.written: tuple[Number, Rows] | None = None
+        self.layer: Number = 0
 
     def __setitem__(self, key: object, rows: object) -> None:
-        if not isinstance(key, tuple) or not isinstance(key[0], slice) or key[1:] != (0, slice(None)):
+        if not isinstance(key, tuple) or len(key) != 3 or key[2] != slice(None):  # noqa: PLR2004
+            unknown(f"the buffer is written at {key!r}")
+        if not isinstance(key[0], slice) or isinstance(key[1], (slice, bool)) or key[0].step is not None:
             unknown(f"the buffer is written at {key!r}")
         if not isinstance(rows, Rows):
             unknown(f"a {type(rows).__name__} is written to the buffer")
@@ -69,6 +84,7 @@ class Buffer:
         start = 0 if key[0].start is None else key[0].start
         if not same(key[0].stop - start, rows.length()):
             unknown("the rows written are not as many as the place for them")
+        self.layer = layer_of(key[1], self.shape[1])
         self.written = (start, Rows(rows.start, rows.stop, rows.gathered))
 
     def __getitem__(self, key: object) -> Ids:
@@ -83,6 +99,37 @@ class Buffer:
         last = max(last, first)
         place, rows = self.written
         return Ids(rows.start + first - place, rows.start + last - place, rows.gathered)
+
+
+class Slots:
+    """Where the host cache keeps the tokens of a step."""
+
+    def __init__(self, what: str, tokens: Number) -> None:
+        """Name them; one slot a token."""
+        self.what, self.shape = what, (tokens,)
+
+    def clone(self) -> "Slots":
+        """Give the same slots."""
+        return self
+
+    cpu = clone
+
+
+class HostBuffer:
+    """The host cache's buffer: takes one write of rows."""
+
+    def __init__(self, slots: Slots) -> None:
+        """Expect them at these slots."""
+        self.slots = slots
+        self.rows: Rows | None = None
+
+    def __setitem__(self, key: object, rows: object) -> None:
+        if not isinstance(rows, Rows) or key is not self.slots:
+            named = key.what if isinstance(key, Slots) else type(key).__name__
+            unknown(f"a {type(rows).__name__} is kept at {named}, expected rows at {self.slots.what}")
+        if self.rows is not None:
+            unknown("the host cache is written twice in one step")
+        self.rows = rows
 
 
 class PerRank:

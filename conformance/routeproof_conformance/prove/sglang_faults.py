@@ -110,6 +110,43 @@ class _ByRank(_Backend):
     told = "return (get_parallel().attn_tp_rank == 0) != ({})"
 
 
+class _Later(ast.NodeTransformer):
+    """Layers after the first lose a row."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if node.name == "capture" and "self.buffer[" in ast.unparse(node):
+            layer, ids = (item.arg for item in node.args.args[1:])
+            node.body[:0] = ast.parse(f"if {layer} > 0: {ids} = {ids}[1:]").body
+        return node
+
+
+class _Layer(ast.NodeTransformer):
+    """The layer before is written."""
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        if isinstance(node.ctx, ast.Store) and isinstance(node.slice, ast.Tuple):
+            node.slice.elts[1] = ast.BinOp(node.slice.elts[1], ast.Sub(), ast.Constant(1))
+        return node
+
+
+class _Cut(ast.NodeTransformer):
+    """Of virtual slots the last gets nothing."""
+
+    def visit_Slice(self, node: ast.Slice) -> ast.AST:
+        if node.upper is not None and ast.unparse(node.upper) == "out_cache_loc.shape[0]":
+            node.upper = ast.BinOp(node.upper, ast.Sub(), ast.Constant(1))
+        return node
+
+
+class _Unknown(ast.NodeTransformer):
+    """DeepEP's second version is not known."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        second = isinstance(node.func, ast.Attribute) and node.func.attr == "is_deepep_v2"
+        return ast.Constant(value=False) if second else node
+
+
 FAULTS: dict[str, type[ast.NodeTransformer]] = {
     "slices one row later": Shift,
     "a row too many": _Longer,
@@ -123,6 +160,10 @@ FAULTS: dict[str, type[ast.NodeTransformer]] = {
     "shards of every backend": _Always,
     "shards of no backend": _Never,
     "TP rank 0 otherwise": _ByRank,
+    "the layer before": _Layer,
+    "a row lost at later layers": _Later,
+    "the last virtual slot left out": _Cut,
+    "DeepEP v2 unknown": _Unknown,
 }
 
 _EVERYWHERE: dict[str, tuple[str, ...]] = {
@@ -132,6 +173,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {
     "needless-gather": ("shards of every backend",),
     "zero-tokens": ("a row too many",),
     "lockstep": ("TP rank 0 otherwise",),
+    "placed": ("the layer before", "a row lost at later layers", "the last virtual slot left out"),
     "box": ("slices one row later", "a row too few"),
 }
 _SLOTS = ("a graph taken for eager", "slots one row further apart")
@@ -154,6 +196,7 @@ CONTROLS: dict[str, dict[str, tuple[str, ...]]] = {
         "own-rows": (*_EVERYWHERE["own-rows"], *_SHARDS),
         "other-ranks": _SHARDS,
         "needless-gather": ("gathered twice",),
+        "placed": (*_EVERYWHERE["placed"], "DeepEP v2 unknown"),
         "box": ("slices one row later", *_SHARDS),
     },
 }
