@@ -1,38 +1,63 @@
 """Obligations of the capturer in torch: drawn steps, the state machine, meta tensors."""
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
-from typing import Any
+from itertools import product
+from typing import Any, Final, Literal
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
-from routeproof_reference import expected, producers
+from routeproof_reference import Producer, expected, plan, producers
 from routeproof_reference.proofs import child, crosshair
-from routeproof_reference.proofs.group import SequentialGroup
+from routeproof_reference.proofs.group import GroupError, SequentialGroup
 from routeproof_reference.proofs.machine import machine
 from routeproof_reference.proofs.obligation import Check, OpenError, Status
 from routeproof_reference.proofs.registry import BY_ID
 from routeproof_reference.proofs.scenario import right_sizes
-from routeproof_reference.proofs.strategies import off_by_some, steps, topologies
-from routeproof_spec import CaptureConfig, Case, Layout, Rank, StepContext, Topology
+from routeproof_reference.proofs.strategies import malformed_sizes, off_by_some, steps, topologies
+from routeproof_spec import (
+    PRECEDENCE,
+    Call,
+    CaptureConfig,
+    CaptureError,
+    Case,
+    Layout,
+    Microbatch,
+    Rank,
+    ShardGroupError,
+    StepContext,
+    Topology,
+)
 
 from routeproof_conformance.arrays import concatenate
 from routeproof_conformance.engines import EngineError
-from routeproof_conformance.engines.own import RouteproofEngine
+from routeproof_conformance.engines.own import PerLayerEngine, RouteproofEngine
 from routeproof_conformance.prove import differential
 
 CONTRACTS = "routeproof_conformance.prove.contracts"
 EXAMPLES = 400
-RUNS = 40
+ENOUGH = 40
+"""Fewer examples of an outcome say nothing about it."""
+RUNS = (60, 40)
+"""Of the machine, by mode."""
+STEPS = 10
+"""Rules in a run."""
+REUSED = 25
+"""Fewer runs that use buffers again say nothing about it, nor fewer steps ended after a rejected call."""
+MODES: Final[tuple[Literal["deferred", "per-layer"], ...]] = ("deferred", "per-layer")
+_META = CaptureConfig(max_tokens=24, layers=2, top_k=8, experts=256)
 _DRAWN = CaptureConfig(max_tokens=40, layers=1, top_k=8, experts=256)
 
 
-def _engine() -> RouteproofEngine:
+def _engines() -> tuple[RouteproofEngine, ...]:
+    """Give the capturer in both modes."""
     try:
-        return RouteproofEngine()
+        return RouteproofEngine(), PerLayerEngine()
     except EngineError as error:
         raise OpenError(str(error)) from error
 
@@ -61,37 +86,77 @@ def same_decision(fault: str) -> Check:
 
 
 def layouts_drawn(fault: str) -> Check:
-    """Draw steps layout first, and compare what is published, or the error."""
-    engine = _engine()
+    """Draw steps layout first, and compare what is published, or the error, in both modes."""
+    engines = _engines()
+    seen: Counter[str] = Counter()
 
     @_settings(EXAMPLES)
     @given(data=st.data())
     def agrees(data: st.DataObject) -> None:
         topology = data.draw(topologies())
-        step = data.draw(steps(topology, _DRAWN))
-        if data.draw(st.booleans()) and step.emitted is not Layout.TP_SHARD:
-            n = {Layout.FULL: max(step.context.counts or (0,))}.get(step.emitted, 7)
-            step = step.model_copy(update={"calls": (data.draw(off_by_some(_DRAWN, n)),)})
-        case = Case(id="LAY-02/drawn[]", rules=("LAY-02",), topology=topology, config=_DRAWN, steps=(step,))
         dp = data.draw(st.integers(0, topology.dp - 1))
-        _compare(engine, case, dp, fault)
+        kind = data.draw(st.integers(0, 4))
+        config = _DRAWN
+        if kind == 0:
+            step = data.draw(malformed_sizes(topology, config))
+        else:
+            step = data.draw(steps(topology, config, forms=True))
+        if kind == 1:
+            config = config.model_copy(
+                update={"layouts": data.draw(st.frozensets(st.sampled_from(PRECEDENCE)))}
+            )
+        if kind == 2:  # noqa: PLR2004 - the kinds are numbered
+            rank = Rank(topology=topology, dp=dp, tp=0)
+            n = len(Producer(topology, config, step, 0).handed(rank, Call(layer=0))[0])
+            step = step.model_copy(update={"calls": (data.draw(off_by_some(config, n)),)})
+        case = Case(id="LAY-02/drawn[]", rules=("LAY-02",), topology=topology, config=config, steps=(step,))
+        for engine in engines:
+            seen[_compare(engine, case, dp, fault)] += 1
 
     try:
         agrees()
-    except DifferenceError as error:
+    except (DifferenceError, GroupError) as error:
         return Check(Status.REFUTED, str(error))
-    return Check(Status.ESTABLISHED, f"{EXAMPLES} examples")
+    told = ", ".join(f"{number} {what}" for what, number in sorted(seen.items()))
+    few = [what for what in ("accepted", "LayoutError", "ShardGroupError") if seen[what] < ENOUGH]
+    return Check(Status.OPEN if few else Status.ESTABLISHED, f"{EXAMPLES} examples in two modes: {told}")
 
 
-def _compare(engine: RouteproofEngine, case: Case, dp: int, fault: str) -> None:
-    (producer,) = producers(case)
+def _compare(engine: RouteproofEngine, case: Case, dp: int, fault: str) -> str:
+    """Give what the step comes to; raise DifferenceError."""
     wanted = expected(case)[0][dp]
-    group = SequentialGroup(case.topology.tp, concatenate)
-    ranks = [Rank(topology=case.topology, dp=dp, tp=tp) for tp in range(case.topology.tp)]
+    reverse = fault == "per layer, shards in another order" and engine.mode == "per-layer"
+    group = SequentialGroup(case.topology.tp, concatenate, reverse)
+    got, error = _made(engine, case, dp, group)
+    if fault == "malformed sizes pass" and isinstance(error, ShardGroupError):
+        error = None
+    where = f"{case.steps[0]}, DP rank {dp}, {engine.name}"
+    if type(error) is not type(wanted.error):
+        raise DifferenceError(f"{where}: {error!r}, expected {wanted.error!r}")
+    if any(member.strided for member in group.members):
+        raise DifferenceError(f"{where}: a strided gather")
+    issued = group.settle()
+    if issued != (0 if error is not None else wanted.gathers):
+        raise DifferenceError(f"{where}: {issued} collectives")
+    if error is not None or wanted.published is None:
+        return type(error).__name__
+    rows = np.roll(got, 1, axis=0) if fault == "a row too early" else got
+    if not np.array_equal(rows, np.maximum(wanted.published, 0)):
+        raise DifferenceError(f"{where}: other rows")
+    return "accepted"
+
+
+def _made(
+    engine: RouteproofEngine, case: Case, dp: int, group: SequentialGroup
+) -> tuple[Any, Exception | None]:
+    """Make the step on all ranks; give what the publisher publishes, or its error."""
+    (producer,) = producers(case)
     got: Any = None
     error: Exception | None = None
-    for rank in reversed(ranks):
-        capturer = engine.create(case.config, rank, group.members[rank.tp])
+    for tp in reversed(range(case.topology.tp)):
+        rank = Rank(topology=case.topology, dp=dp, tp=tp)
+        capturer = engine.create(case.config, rank, group.members[tp])
+        got = error = None
         try:
             capturer.begin_step(producer.context(rank))
             for call in producer.calls:
@@ -100,56 +165,72 @@ def _compare(engine: RouteproofEngine, case: Case, dp: int, fault: str) -> None:
             got = capturer.published()
         except ValueError as raised:
             error = raised
-    if (error is None) != (wanted.error is None) or (error and type(error) is not type(wanted.error)):
-        raise DifferenceError(f"{case.steps[0]}: {error!r}, expected {wanted.error!r}")
-    if error is not None or wanted.published is None:
-        return
-    rows = np.roll(got, 1, axis=0) if fault else got
-    if not np.array_equal(rows, np.maximum(wanted.published, 0)):
-        raise DifferenceError(f"{case.steps[0]}, DP rank {dp}: other rows")
+    return got, error
 
 
-class _Shared:
+class _Faulty:
     """Control: an engine whose faults the machine has to find."""
 
-    def __init__(self, inner: Any, fault: str) -> None:  # noqa: ANN401
-        self.inner, self.fault = inner, fault
-        self.capture, self.end_step = inner.capture, inner.end_step
-        self.dropped = False
-        self.open = False
+    def __init__(self, inner: Any, fault: str, config: CaptureConfig, comm: Any) -> None:  # noqa: ANN401
+        self.inner, self.fault, self.layers, self.comm = inner, fault, config.layers, comm
+        self.end_step = inner.end_step
+        shape = (config.max_tokens, config.layers, config.top_k)
+        self.ring = [np.zeros(shape, np.uint8) for _ in range(2)]
+        self.step: StepContext | None = None
 
     def begin_step(self, step: StepContext) -> None:
-        self.dropped, self.open = self.open, True
+        self.step = step
         self.inner.begin_step(step)
 
+    def capture(self, layer: int, ids: Any, microbatch: int) -> None:  # noqa: ANN401
+        early = self.fault == "a collective before a rejection" and not 0 <= layer < self.layers
+        if early and self.comm.size > 1:
+            self.comm.all_gather(ids)
+        self.inner.capture(layer, ids, microbatch)
+
     def published(self) -> Any:  # noqa: ANN401
-        self.open = False
         rows = self.inner.published()
-        if self.fault == "an abandoned step is published" and self.dropped and rows is not None:
-            return rows[:-1]
-        shares = self.fault == "a snapshot shares the buffer" and rows is not None
-        return self.inner.capturer.buffer.numpy()[: len(rows)] if shares else rows
+        if rows is None:
+            return None
+        if self.fault == "a snapshot's memory is used again":
+            self.ring.reverse()
+            self.ring[0][: len(rows)] = rows
+            return self.ring[0][: len(rows)]
+        parts = self.step.microbatches if self.step is not None else ()
+        if self.fault == "a microbatch at the offset of another" and parts:
+            first, second = (part.real[self.inner.capturer._rank.dp] for part in parts)  # noqa: SLF001
+            most = min(first, second)
+            rows = rows.copy()
+            rows[first : first + most] = rows[:most]
+        return rows
 
 
 def state_machine(fault: str) -> Check:
-    """Run the machine on the capturer."""
-    engine = _engine()
+    """Run the machine on the capturer, in both modes."""
+    told = []
+    for engine, runs in zip(_engines(), RUNS, strict=True):
+        check = _runs(engine, runs, fault)
+        if check.status is not Status.ESTABLISHED:
+            return check
+        told.append(f"{engine.mode}: {check.detail}")
+    return Check(Status.ESTABLISHED, "; ".join(told))
 
+
+def _runs(engine: RouteproofEngine, runs: int, fault: str) -> Check:
     def make(config: CaptureConfig, rank: Rank, comm: Any) -> Any:  # noqa: ANN401
         capturer = engine.create(config, rank, comm)
-        return _Shared(capturer, fault) if fault else capturer
+        return _Faulty(capturer, fault, config, comm) if fault else capturer
 
-    steps_of_a_run = 20
+    found = machine(make, concatenate, drops_rejected=True)
+    told = _settings(runs, stateful_step_count=STEPS, print_blob=False, verbosity=Verbosity.quiet)
     try:
-        run_state_machine_as_test(
-            machine(make, concatenate),
-            settings=_settings(
-                RUNS, stateful_step_count=steps_of_a_run, print_blob=False, verbosity=Verbosity.quiet
-            ),
-        )
-    except AssertionError as error:
-        return Check(Status.REFUTED, str(error).splitlines()[0])
-    return Check(Status.ESTABLISHED, f"{RUNS} runs of up to {steps_of_a_run} rules")
+        run_state_machine_as_test(found, settings=told)
+    except (AssertionError, GroupError) as error:
+        return Check(Status.REFUTED, f"{engine.mode}: {str(error).splitlines()[0]}")
+    seen = found.seen  # type: ignore[attr-defined]
+    detail = ", ".join(f"{number} {what}" for what, number in seen.items())
+    few = seen["runs that use buffers again"] < REUSED or seen["ended after a rejected call"] < REUSED
+    return Check(Status.OPEN if few else Status.ESTABLISHED, detail)
 
 
 def optimised(fault: str) -> Check:
@@ -203,40 +284,78 @@ def _queued_copies(torch: Any) -> Any:  # noqa: ANN401
     return made()
 
 
+def _meta_contexts(tp: int) -> Iterator[tuple[Topology, StepContext]]:
+    """Give steps: inferred, declared, without counts, and of two microbatches."""
+    for counts in ((5,), (1, 4)):
+        topology = Topology(tp=tp, dp=len(counts))
+        sizes = right_sizes(counts, tp)
+        for declared in (None, Layout.GATHERED_SHARDS, Layout.PADDED_TO_MAX, Layout.PADDED_LOCAL):
+            yield topology, StepContext(counts=counts, real=counts, shard_sizes=sizes, declared=declared)
+        yield topology, StepContext(counts=None, real=counts)
+        parts = tuple(
+            Microbatch(offset=at, counts=counts, real=counts, shard_sizes=sizes)
+            for at in (0, _META.max_tokens // 2)
+        )
+        both = tuple(2 * count for count in counts)
+        whole = (_META.max_tokens,) * len(counts)
+        yield topology, StepContext(counts=whole, real=both, microbatches=parts)
+
+
+def _meta_rows(rank: Rank, context: StepContext) -> dict[int, Layout]:
+    """Give every n that is accepted, with the layout that it is taken for."""
+    found = {}
+    for n in range(_META.max_tokens + 1):
+        with suppress(CaptureError):
+            found[n] = plan(_META, rank, context, 0, 0, n, _META.width).layout
+    if context.counts is None:
+        return {n: layout for n, layout in found.items() if n == context.real[rank.dp]}
+    return found
+
+
 def no_host_sync(fault: str) -> Check:
     """Run the capture path on meta tensors: whoever reads one raises."""
-    _engine()
+    _engines()
     import torch  # noqa: PLC0415
     from routeproof_impl import RoutedExpertsCapturer  # noqa: PLC0415
 
-    done = 0
-    config = CaptureConfig(max_tokens=12, layers=2, top_k=8, experts=256)
-    for tp in (1, 2, 3):
-        for counts in ((5,), (1,), (0,), (5, 3), (0, 4)):
-            topology = Topology(tp=tp, dp=len(counts))
-            sizes = right_sizes(counts, tp) if len(counts) > 1 else None
-            context = StepContext(counts=counts, real=counts, shard_sizes=sizes)
+    done, layouts = 0, set()
+    for tp, mode in product((1, 2, 3), MODES):
+        made: dict[Rank, Any] = {}
+        for topology, context in _meta_contexts(tp):
             for rank in topology.ranks():
-                capturer = RoutedExpertsCapturer(config, rank, _Meta(torch, rank), device="meta")
-                for n in {sum(counts), counts[rank.dp], -(-counts[rank.dp] // tp), sum(sizes or counts)}:
-                    ids = torch.empty((n, 8), dtype=torch.int32, device="meta")
-                    try:
-                        _meta_step(capturer, context, ids, fault)
-                    except (RuntimeError, NotImplementedError) as error:
-                        return Check(Status.REFUTED, f"{rank}, n = {n}: {str(error).splitlines()[0]}")
-                    done += 1
-    return Check(Status.ESTABLISHED, f"{done} steps")
+                if rank.tp and tp != 2:  # noqa: PLR2004 - who does not publish is seen at TP 2
+                    continue
+                if rank not in made:
+                    made[rank] = RoutedExpertsCapturer(
+                        _META, rank, _Meta(torch, rank), device="meta", mode=mode
+                    )
+                for n, layout in _meta_rows(rank, context).items():
+                    layouts.add(layout)
+                    for dtype in (torch.int64,) if context.declared else (torch.int32, torch.int64):
+                        ids = torch.empty((n, 2 * _META.width), dtype=dtype, device="meta")[:, ::2]
+                        try:
+                            _meta_step(made[rank], context, ids, fault)
+                        except (RuntimeError, NotImplementedError) as error:
+                            where = f"{mode}, {rank}, {layout}, n = {n}, {dtype}"
+                            return Check(Status.REFUTED, f"{where}: {str(error).splitlines()[0]}")
+                        done += 1
+    missing = sorted(set(Layout) - layouts)
+    return Check(
+        Status.OPEN if missing else Status.ESTABLISHED,
+        f"{done:,} steps" + f", without {missing}" * bool(missing),
+    )
 
 
 def _meta_step(capturer: Any, context: StepContext, ids: Any, fault: str) -> None:  # noqa: ANN401
     import torch  # noqa: PLC0415
 
+    read = {"": (), "ids of 64 bits are read": (torch.int64,)}.get(fault, (torch.int32, torch.int64))
     with _queued_copies(torch):
         capturer.begin_step(context)
-        for layer in (0, 1):
-            if fault and ids.numel():
+        for layer, part in product((0, 1), range(max(1, len(context.microbatches)))):
+            if ids.dtype in read and ids.numel():
                 ids.max().item()
-            capturer.capture(layer, ids)
+            capturer.capture(layer, ids, part)
         capturer.end_step()
 
 

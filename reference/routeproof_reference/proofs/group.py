@@ -62,6 +62,10 @@ class SequentialGroup:
         self.size, self.concatenate, self.reverse = size, concatenate, reverse
         self.members = [Member(self, rank) for rank in range(size)]
 
+    def issued(self) -> int:
+        """Count the collectives so far, of all members together."""
+        return sum(len(member.sent) for member in self.members)
+
     def settle(self) -> int:
         """Forget the collectives so far and count them; raise GroupError where they differ."""
         numbers = {len(member.sent) for member in self.members}

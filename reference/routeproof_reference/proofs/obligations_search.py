@@ -89,20 +89,26 @@ CAPTURER = (
     ),
     Obligation(
         "layouts-drawn",
-        ("LAY-01", "LAY-02", "LAY-06", "LAY-08", "LAY-10"),
-        "Steps drawn layout first: the capturer gives the rows or the error of the reference.",
+        ("LAY-01", "LAY-02", "LAY-06", "LAY-08", "LAY-10", "COL-02", "COL-05", "COL-06"),
+        "Steps drawn layout first, malformed shard sizes among them: the capturer gives the rows or the "
+        "error of the reference, and issues the same collectives.",
         Method.HYPOTHESIS,
-        "counts <= 40, DP <= 4, tp <= 8, 400 examples",
-        ("a row too early",),
+        "counts <= 40, DP <= 4, tp <= 8, both modes, default and drawn sets, int32 and int64, 400 examples",
+        ("a row too early", "malformed sizes pass", "per layer, shards in another order"),
     ),
     Obligation(
         "state-machine",
-        ("BUF-01", "BUF-02", "BUF-05", "SNP-01", "SNP-03", "COL-01", "COL-05"),
-        "Steps, microbatches, rejected calls, abandoned steps and reused buffers in any order: what is "
-        "published is what the reference publishes, and snapshots stay.",
+        ("LAY-02", "BUF-01", "BUF-02", "BUF-05", "SNP-01", "SNP-03", "COL-01", "COL-05"),
+        "Steps, microbatches, layers in different layouts, rejected calls, abandoned steps and reused "
+        "buffers in any order: what is published is what the reference publishes, snapshots stay, a "
+        "rejected call issues no collective, and its step publishes nothing.",
         Method.HYPOTHESIS,
-        "tp <= 3, DP <= 2, 40 runs of up to 20 rules",
-        ("a snapshot shares the buffer", "an abandoned step is published"),
+        "tp <= 3, DP <= 2, both modes, 60 and 40 runs of up to 10 rules after 4 steps, a fixed seed",
+        (
+            "a snapshot's memory is used again",
+            "a collective before a rejection",
+            "a microbatch at the offset of another",
+        ),
     ),
     Obligation(
         "differential",
@@ -126,7 +132,8 @@ CAPTURER = (
         ("COL-07",),
         "The capture path runs on tensors that hold no data: nothing reads ids or buffer from the host.",
         Method.EXECUTION,
-        "meta tensors, every layout, tp 1, 2, 3, DP 1, 2",
-        ("a maximum is read",),
+        "meta tensors, all seven layouts, declared or not, and microbatches, int32 and int64, both modes, "
+        "tp 1, 2, 3, DP 1, 2",
+        ("a maximum is read", "ids of 64 bits are read"),
     ),
 )
