@@ -41,7 +41,7 @@ from routeproof_conformance.prove import differential
 
 CONTRACTS = "routeproof_conformance.prove.contracts"
 EXAMPLES = 400
-ENOUGH = 40
+ENOUGH = 20
 """Fewer examples of an outcome say nothing about it."""
 RUNS = (60, 40)
 """Of the machine, by mode."""
@@ -364,6 +364,7 @@ CHECKS: dict[str, Callable[[str], Check]] = {
     "layouts-drawn": layouts_drawn,
     "state-machine": state_machine,
     "differential": differential.run,
+    "differential-per-layer": differential.per_layer,
     "differential-optimised": optimised,
     "no-host-sync": no_host_sync,
 }

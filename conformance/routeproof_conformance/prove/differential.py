@@ -7,9 +7,9 @@ and prints one JSON document for each fault named on the command line, after one
 import importlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,11 @@ from routeproof_reference import ReferenceCapturer, plan
 from routeproof_reference.proofs.group import GroupError, SequentialGroup
 from routeproof_reference.proofs.obligation import Check, OpenError, Status
 from routeproof_reference.proofs.scenario import right_sizes
-from routeproof_spec import CaptureConfig, CaptureError, Rank, StepContext, Topology
+from routeproof_spec import CaptureConfig, CaptureError, Layout, Rank, ShardGroupError, StepContext, Topology
 
 from routeproof_conformance.arrays import concatenate
 from routeproof_conformance.engines import EngineError
-from routeproof_conformance.engines.own import RouteproofEngine
+from routeproof_conformance.engines.own import PerLayerEngine, RouteproofEngine
 
 FORMS = 4
 """Every accepted n is handed over in int32 and int64, contiguous and not."""
@@ -48,6 +48,16 @@ STAMPS = 8
 """Ids of as many steps in a row all differ."""
 LEAST = 200_000
 """Calls that a full run must make."""
+LEAST_PER_LAYER = 20_000
+"""Calls that one in mode "per-layer" must make."""
+LEAST_MALFORMED = 500
+"""Calls that must be refused for their shard sizes."""
+LARGEST_PER_LAYER = {1: 12, 2: 4, 3: 1}
+"""Largest count in mode "per-layer", by DP size."""
+LARGEST_TOLD = {1: 4, 2: 3, 3: 1}
+"""Largest count of the steps with a declaration or malformed shard sizes, by DP size."""
+OUTSIDE: Final = (Layout.PADDED_TO_MAX, Layout.PADDED_LOCAL)
+"""Layouts that only a declaration can name."""
 
 
 class Step(NamedTuple):
@@ -56,23 +66,78 @@ class Step(NamedTuple):
     topology: Topology
     dp: int
     context: StepContext
+    told: bool = False
+    """It has a declaration or malformed shard sizes."""
 
-    def n_values(self) -> range:
-        """Give every n up to some past the largest layout."""
+    def where(self) -> str:
+        """Name it."""
+        context = self.context
+        told = f", shard sizes {context.shard_sizes}, declared {context.declared}" if self.told else ""
+        return f"counts {context.counts}, tp {self.topology.tp}, DP rank {self.dp}{told}"
+
+    def n_values(self) -> Collection[int]:
+        """Give every n up to some past the largest layout; of a told step those of the layouts."""
         counts, tp = self.context.counts or (), self.topology.tp
+        local = -(-counts[self.dp] // tp) * tp
+        if self.told:
+            total = sum(self.context.shard_sizes or ())
+            least = {0, local, counts[self.dp], sum(counts), len(counts) * max(counts)}
+            return {n for n in (*least, total - 1, total, total + 1) if 0 <= n < ROWS}
         largest = max(sum(-(-count // tp) * tp for count in counts), len(counts) * max(counts))
         return range(largest + BEYOND)
 
 
-def steps(tp: int) -> Iterator[Step]:
-    """Give all steps of a TP size."""
-    for dp, largest in LARGEST.items():
+def steps(tp: int, most: dict[int, int]) -> Iterator[Step]:
+    """Give all steps of a TP size, up to a count by DP size."""
+    for dp, largest in most.items():
         topology = Topology(tp=tp, dp=dp)
         for counts in product(range(largest + 1), repeat=dp):
             sizes = right_sizes(counts, tp) if dp > 1 else None
             context = StepContext(counts=counts, real=counts, shard_sizes=sizes)
             for rank in range(dp):
                 yield Step(topology, rank, context)
+            if max(counts) <= LARGEST_TOLD[dp]:
+                yield from _told(topology, counts)
+
+
+def _told(topology: Topology, counts: tuple[int, ...]) -> Iterator[Step]:
+    """Give steps that declare a layout, and steps with malformed shard sizes (LAY-08)."""
+    right = right_sizes(counts, topology.tp)
+    for rank in range(topology.dp):
+        sizes: list[tuple[tuple[int, ...], Layout | None]] = [(right, declared) for declared in OUTSIDE]
+        for wrong in malformed(right, counts, rank):
+            sizes += [(wrong, None), (wrong, Layout.GATHERED_SHARDS)]
+        for told, declared in sizes:
+            context = StepContext(counts=counts, real=counts, shard_sizes=told, declared=declared)
+            yield Step(topology, rank, context, told=True)
+
+
+def malformed(right: tuple[int, ...], counts: tuple[int, ...], rank: int) -> Iterator[tuple[int, ...]]:
+    """Give shard sizes with a negative one, of another number, and with an own group that is too small.
+
+    Where there are several DP ranks, their sum stays, so that n is found among the layouts as before.
+    """
+    group, dp = len(right) // len(counts), len(counts)
+    at, last = rank * group, len(right) - 1
+    if last:
+        other = at + 1 if group > 1 else (at + 1) % dp
+        yield _moved(right, at, other, right[at] + 1)
+    if dp > 1:
+        yield (*right, 0)
+        yield right[:-1]
+    own = sum(right[at : at + group])
+    short = max(0, counts[rank] - 1)
+    sizes = [*right[:at], short, *[0] * (group - 1), *right[at + group :]]
+    if dp > 1:
+        sizes[(rank + 1) % dp * group] += own - short
+    yield tuple(sizes)
+
+
+def _moved(sizes: tuple[int, ...], source: int, target: int, rows: int) -> tuple[int, ...]:
+    found = list(sizes)
+    found[source] -= rows
+    found[target] += rows
+    return tuple(found)
 
 
 class Tables:
@@ -120,7 +185,7 @@ class Pair:
         self, engine: RouteproofEngine, topology: Topology, dp: int, tables: Tables, fault: str
     ) -> None:
         """Make all ranks once; buffers are used again and again."""
-        self.fault, self.tables, self.stamp = fault, tables, 0
+        self.fault, self.tables, self.stamp, self.malformed = fault, tables, 0, 0
         reverse = fault == "shards in another order"
         self.group = SequentialGroup(topology.tp, concatenate, reverse)
         self.ranks = [Rank(topology=topology, dp=dp, tp=tp) for tp in range(topology.tp)]
@@ -137,8 +202,8 @@ class Pair:
     def compare(self, step: Step) -> tuple[int, str]:
         """Give the calls made, and the first difference or ""."""
         alone, gathered, refused = self._sort(step)
-        calls, again = 0, ROUNDS_GATHERED[step.topology.dp]
-        for chosen, ranks, rounds in ((alone, 1, ROUNDS), (gathered, len(self.ranks), again)):
+        calls, once, again = 0, 1 if step.told else ROUNDS, ROUNDS_GATHERED[step.topology.dp]
+        for chosen, ranks, rounds in ((alone, 1, once), (gathered, len(self.ranks), again)):
             for _ in range(rounds if chosen else 0):
                 wrong = self._accepted(step, chosen, ranks)
                 if wrong:
@@ -157,7 +222,7 @@ class Pair:
                 refused[n] = type(error).__name__
             else:
                 (gathered if found.gather else alone).append(n)
-        if max(step.context.counts or ()) > LARGEST_GATHERED[step.topology.dp]:
+        if step.told or max(step.context.counts or ()) > LARGEST_GATHERED[step.topology.dp]:
             gathered = []
         return alone, gathered, refused
 
@@ -213,6 +278,9 @@ class Pair:
             try:
                 subject.capturer.capture(0, self.tables.ids(0, 0, 0, n))
             except CaptureError as error:
+                self.malformed += isinstance(error, ShardGroupError)
+                if self.fault == "malformed sizes pass" and isinstance(error, ShardGroupError):
+                    return f"n = {n} is accepted, expected {expected}"
                 if type(error).__name__ != expected:
                     return f"n = {n} raises {type(error).__name__}, expected {expected}"
             else:
@@ -224,15 +292,24 @@ class Pair:
 
 def run(fault: str = "") -> Check:
     """Compare all steps; raise OpenError without torch."""
+    return _run(RouteproofEngine, LARGEST, LEAST, fault)
+
+
+def per_layer(fault: str = "") -> Check:
+    """Compare fewer steps in mode "per-layer"."""
+    return _run(PerLayerEngine, LARGEST_PER_LAYER, LEAST_PER_LAYER, fault)
+
+
+def _run(make: Callable[[], RouteproofEngine], most: dict[int, int], least: int, fault: str) -> Check:
     try:
-        engine = RouteproofEngine()
+        engine = make()
     except EngineError as error:
         raise OpenError(str(error)) from error
-    calls = 0
+    calls = malformed_calls = 0
     tables = Tables()
     for tp in TP_SIZES:
         pairs: dict[tuple[int, int], Pair] = {}
-        for step in steps(tp):
+        for step in steps(tp, most):
             key = (step.topology.dp, step.dp)
             try:
                 if key not in pairs:
@@ -242,14 +319,18 @@ def run(fault: str = "") -> Check:
                 made, wrong = 0, f"{type(error).__name__}: {error}"
             calls += made
             if wrong:
-                where = f"counts {step.context.counts}, tp {tp}, DP rank {step.dp}"
-                return Check(Status.REFUTED, f"after {calls:,} calls: {where}: {wrong}")
-    if calls < LEAST:
-        return Check(Status.OPEN, f"{calls:,} calls, fewer than {LEAST:,}")
+                return Check(Status.REFUTED, f"after {calls:,} calls: {step.where()}: {wrong}")
+        malformed_calls += sum(pair.malformed for pair in pairs.values())
+    if calls < least or malformed_calls < LEAST_MALFORMED:
+        return Check(
+            Status.OPEN, f"{calls:,} calls, fewer than {least:,}, or {malformed_calls:,} malformed ones"
+        )
     wrong = tables.changed()
     if wrong:
         return Check(Status.REFUTED, wrong)
-    return Check(Status.ESTABLISHED, f"{calls:,} calls")
+    return Check(
+        Status.ESTABLISHED, f"{calls:,} calls, {malformed_calls:,} of them refused for their shard sizes"
+    )
 
 
 def main() -> None:

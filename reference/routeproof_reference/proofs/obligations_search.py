@@ -112,19 +112,29 @@ CAPTURER = (
     ),
     Obligation(
         "differential",
-        ("LAY-01", "LAY-02", "LAY-05", "LAY-06", "BUF-02", "COL-02", "COL-05", "COL-06"),
+        ("LAY-01", "LAY-02", "LAY-05", "LAY-06", "LAY-08", "LAY-10", "BUF-02", "COL-02", "COL-05", "COL-06"),
         "On tensors: rows, error, number of collectives and the rest of the buffer are the reference's; "
         "what is gathered and published is contiguous.",
         Method.DIFFERENTIAL,
-        "counts <= 12, 7, 6 at DP 1, 2, 3 (gathers at DP 3: <= 4), tp 1, 2, 3, 4, 8, every n, 200,000 calls",
+        "mode deferred, counts <= 12, 7, 6 at DP 1, 2, 3 (gathers at DP 3: <= 4), tp 1, 2, 3, 4, 8, every n; "
+        "declared and malformed: counts <= 4, 3, 1, n of the layouts; 200,000 calls",
+        ("a row too many", "shards in another order", "malformed sizes pass"),
+    ),
+    Obligation(
+        "differential-per-layer",
+        ("LAY-01", "LAY-02", "LAY-03", "LAY-05", "LAY-08", "BUF-02", "COL-02", "COL-03", "COL-05", "COL-06"),
+        "The same of the capturer that gathers at each layer's call.",
+        Method.DIFFERENTIAL,
+        "mode per-layer, counts <= 12, 4, 1 at DP 1, 2, 3, declared and malformed ones as above, "
+        "tp 1, 2, 3, 4, 8, every n, 20,000 calls",
         ("a row too many", "shards in another order"),
     ),
     Obligation(
         "differential-optimised",
         ("GAT-03",),
-        "The same in optimised Python, without assertions.",
+        "The capturer in mode deferred in optimised Python, without assertions.",
         Method.DIFFERENTIAL,
-        "the same calls under python -O",
+        "the calls of `differential` under python -O",
         ("a row too many",),
     ),
     Obligation(

@@ -108,9 +108,9 @@ def _moved(draw: st.DrawFn, sizes: list[int], rows: int, source: int) -> None:
 def malformed_sizes(draw: st.DrawFn, topology: Topology, config: CaptureConfig) -> CaseStep:
     """Give a step whose shard sizes cannot be read by (LAY-08).
 
-    They do not divide among the DP ranks, one is negative, or the group of a DP rank has fewer than
-    its T rows. The one call hands over as many rows as they sum to, and must be rejected unless
-    another layout reads it, or the short group is another DP rank's; or it hands over what a layout
+    They do not divide among the DP ranks, one is negative, or the groups of all DP ranks but one have
+    fewer than T rows. The one call hands over as many rows as they sum to, and must be rejected unless
+    another layout reads it, or the group of the DP rank is the one; or it hands over what a layout
     needs that sizes are nothing to.
     """
     dp, tp = topology.dp, topology.tp
@@ -125,12 +125,13 @@ def malformed_sizes(draw: st.DrawFn, topology: Topology, config: CaptureConfig) 
         source = draw(st.integers(0, len(sizes) - 1))
         _moved(draw, sizes, sizes[source] + draw(st.integers(1, 2)), source)
     else:
-        d, group = draw(st.integers(0, dp - 1)), len(sizes) // dp
-        kept = draw(st.integers(max(0, told[d] - 2), max(0, told[d] - 1)))
-        rest = sum(sizes[d * group : (d + 1) * group]) - kept
-        sizes[d * group : (d + 1) * group] = [kept, *[0] * (group - 1)]
-        if dp > 1 and draw(st.booleans()):
-            sizes[(d + 1) % dp * group] += rest
+        group, keeper = len(sizes) // dp, draw(st.integers(0, dp - 1))
+        for d in range(dp):
+            if d != keeper or dp == 1:
+                rows = sum(sizes[d * group : (d + 1) * group])
+                kept = max(0, told[d] - draw(st.integers(1, 2)))
+                sizes[d * group : (d + 1) * group] = [kept, *[0] * (group - 1)]
+                sizes[keeper * group] += (rows - kept) * (dp > 1)
     calls = None
     emitted, declared = draw(layouts_told(topology, declare=False))
     if draw(st.integers(0, 3)):
