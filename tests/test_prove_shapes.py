@@ -98,7 +98,7 @@ def test_a_wrong_copy_is_refuted(copy, name, old, new):
 def test_files_without_microbatches_are_refuted_and_no_error(vllm_file, version):
     check = placed.establish(PublishedTarget("x", vllm_file(version)))
     assert check.status is Status.REFUTED
-    assert "at row 0 of layer" in check.detail
+    assert "go to row 0 of layer" in check.detail
 
 
 @pytest.mark.parametrize("fault", ["the layer before", "a row lost at later layers", "no offset"])

@@ -73,6 +73,8 @@ class PlacedTarget(Protocol):
 
 
 class _Both(NamedTuple):
+    """The same step, run both ways."""
+
     usual: Placed
     found: Placed
 
@@ -110,7 +112,7 @@ class _Question:
         self.space = space = Space()
         members = members_of(target.layouts(2 if many else 1))  # type: ignore[attr-defined]
         scene = scenario(space, many, None, told=False, members=members)
-        self.f, self.counted = scene.at.f, counted
+        self.f, self.counted, self.offsets = scene.at.f, counted, target.microbatches
         offset = space.int("offset") if target.microbatches else 0
         options = {name: space.bool(name) for name in target.options}
         layer, layers, rows = space.int("layer"), space.int("layers"), space.int("rows")
@@ -172,10 +174,15 @@ class _Question:
         f, way = self.f, self.way
         rank = f", {value(f.before)} before, {value(f.total)} in all" if not isinstance(f.dp, int) else ""
         told = f"{value(f.own)} own tokens{rank}" if self.counted else "no counts"
-        options = "".join(f", {name}: {value(truth)}" for name, truth in way.options.items())
-        where = f"layer {value(way.layer)} of {value(way.layers)}, offset {value(way.offset)}{options}"
-        said = " instead of ".join(_told(placed, value) for placed in (both.found, both.usual))
-        return f"{told}, tp {value(f.tp)}, n = {value(f.n)}, {where}, {value(way.rows)} published: {said}"
+        offset = f", offset {value(way.offset)}" if self.offsets else ""
+        options = "".join(f", {name}" for name, truth in way.options.items() if value(truth) == "True")
+        where = f"layer {value(way.layer)} of {value(way.layers)}{offset}{options}"
+        usual, found = (_told(placed, value) for placed in both)
+        said = found if usual == found else f"{found}, but at layer 0 of 1 {usual}"
+        first, last, rows = value(both.found.first), value(both.found.last), value(way.rows)
+        if (first, last) != ("0", rows):
+            said += f"; rows [{first}, {last}) published instead of [0, {rows})"
+        return f"{told}, tp {value(f.tp)}, n = {value(f.n)}, {where}: {said}"
 
 
 def _right(both: _Both, way: Way) -> Truth:
@@ -191,8 +198,8 @@ def _right(both: _Both, way: Way) -> Truth:
 
 
 def _told(placed: Placed, value: Callable[[Number], str]) -> str:
-    found, published = placed.decision, f"[{value(placed.first)}, {value(placed.last)}) published"
+    found = placed.decision
     if found.outcome is not Outcome.ROWS:
-        return f"{found.outcome}, {published}"
+        return str(found.outcome)
     rows = f"rows [{value(found.start)}, {value(found.start + found.length)})"
-    return f"{rows} at row {value(placed.row)} of layer {value(placed.layer)}, {published}"
+    return f"{rows} go to row {value(placed.row)} of layer {value(placed.layer)}"
