@@ -315,7 +315,7 @@ def _run(make: Callable[[], RouteproofEngine], most: dict[int, int], least: int,
                 if key not in pairs:
                     pairs[key] = Pair(engine, step.topology, step.dp, tables, fault)
                 made, wrong = pairs[key].compare(step)
-            except (GroupError, CaptureError) as error:
+            except (GroupError, ValueError, IndexError, RuntimeError) as error:
                 made, wrong = 0, f"{type(error).__name__}: {error}"
             calls += made
             if wrong:
