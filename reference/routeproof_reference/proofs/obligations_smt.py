@@ -86,6 +86,16 @@ DECISIONS = (
         scope="every n; every declaration, where any is taken",
     ),
     _smt(
+        "placed",
+        ("BUF-05", "LAY-02"),
+        "What is written goes to the captured layer, from the microbatch's offset on, and nowhere else.",
+        "the layer before",
+        "a row lost at later layers",
+        "no offset",
+        "the first row unpublished",
+        scope="of published code: all counts, any DP and TP size, layer and offset",
+    ),
+    _smt(
         "lockstep",
         ("COL-01", "LAY-07"),
         "A decision is a function of n, the counts and the sizes: total, single-valued, no TP rank, no mask.",

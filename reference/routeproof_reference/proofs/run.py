@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from routeproof_spec import Layout
 
-from routeproof_reference.proofs import box, crosshair, examples, facts, protocol, smt, uncounted
+from routeproof_reference.proofs import box, crosshair, examples, facts, placed, protocol, smt, uncounted
 from routeproof_reference.proofs.obligation import Check, Obligation, Result, UnknownShapeError, judge
 from routeproof_reference.proofs.registry import BY_ID, DECISIONS, FACTS, OBLIGATIONS, TARGET_FACTS
 from routeproof_reference.proofs.slots import GraphTarget
@@ -45,6 +45,7 @@ def names_for(target: Target, deep: bool) -> tuple[str, ...]:
         and (not target.deployed or name not in INFERENCE)
         and (_gathers(target) or name != "protocol")
         and (isinstance(target, GraphTarget) or name not in OF_GRAPHS)
+        and (isinstance(target, placed.PlacedTarget) or name != "placed")
     )
 
 
@@ -78,6 +79,8 @@ def examiner(name: str, target: Target, deep: bool, contracts: str) -> Examine:
     """Give the check of an obligation."""
     if name == "uncounted":
         return lambda fault: uncounted.establish(target.faulty(fault) if fault else target)
+    if name == "placed":
+        return lambda fault: placed.establish(target.faulty(fault) if fault else target)
     if name in facts.FACTS:
         return lambda fault: _fact(name, target, fault, deep)
     if name in DECISIONS:

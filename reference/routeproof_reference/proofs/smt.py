@@ -5,6 +5,7 @@ assumption of the claim, and not its conclusion. What no model satisfies is a th
 """
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any, NamedTuple
 
 from routeproof_spec import PRECEDENCE, Layout
@@ -123,14 +124,14 @@ class Proof:
         self._drop_strange()
         self.parts: dict[str, list[Any]] = {}
         """Assumptions of each part, on each path."""
-        failing = []
+        self.failing: dict[str, list[Any]] = {}
+        """Violations of each part, on each path."""
         for path in merge(space, self.paths):
             for name, assumed, concluded in claim_of(claim)(self.at, path.result):
                 given = space.z3.And(path.condition, space.term(assumed))
                 self.parts.setdefault(name, []).append(given)
-                failing.append(space.z3.And(given, space.z3.Not(space.term(concluded))))
-        self.wrong = space.z3.Or(*failing)
-        """Any part violated, on any path."""
+                wrong = space.z3.And(given, space.z3.Not(space.term(concluded)))
+                self.failing.setdefault(name, []).append(wrong)
 
     def _decide(self) -> Decision | UnknownShapeError:
         try:
@@ -165,12 +166,13 @@ class Proof:
 
     def refute(self, tp: int | None) -> Counterexample | None:
         """Give a small counterexample at a TP size (None: any), or None if this is a theorem."""
-        fixed = [] if tp is None else [self.space.z3.Int("tp") == tp]
-        if self._ask(self.wrong, *fixed) is None:
+        z3 = self.space.z3
+        fixed = [] if tp is None else [z3.Int("tp") == tp]
+        if self._ask(z3.Or(*(wrong for part in self.failing.values() for wrong in part)), *fixed) is None:
             return None
-        for bound in (*SMALL, None):
-            small = [] if bound is None else list(self._small(bound))
-            model = self._ask(self.wrong, *fixed, *small)
+        for bound, part in product((*SMALL, None), self.failing.values()):
+            small = [] if bound is None else self._small(bound)
+            model = self._ask(z3.Or(*part), *fixed, *small)
             if model is not None:
                 try:
                     return self._counterexample(model)
