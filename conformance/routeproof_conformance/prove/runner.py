@@ -24,6 +24,7 @@ FIRST = (
     "differential",
     "same-decision",
     "order-any-set",
+    "state-machine",
     "order",
     "fail-closed",
     "zero-tokens",

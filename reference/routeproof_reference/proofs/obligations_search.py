@@ -116,7 +116,7 @@ CAPTURER = (
         "On tensors: rows, error, number of collectives and the rest of the buffer are the reference's; "
         "what is gathered and published is contiguous.",
         Method.DIFFERENTIAL,
-        "mode deferred, counts <= 12, 7, 6 at DP 1, 2, 3 (gathers at DP 3: <= 4), tp 1, 2, 3, 4, 8, every n; "
+        "mode deferred, counts <= 12, 7, 6 at DP 1, 2, 3 (gathers at DP 3: <= 3), tp 1, 2, 3, 4, 8, every n; "
         "declared and malformed: counts <= 4, 3, 1, n of the layouts; 200,000 calls",
         ("a row too many", "shards in another order", "malformed sizes pass"),
     ),
