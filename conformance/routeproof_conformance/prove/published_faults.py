@@ -2,7 +2,7 @@
 
 import ast
 
-from routeproof_conformance.prove.fakes import Shift
+from routeproof_conformance.prove.fakes import LayerBefore, Shift
 
 
 class _Floor(ast.NodeTransformer):
@@ -85,15 +85,6 @@ class _Thrown(ast.NodeTransformer):
         return node
 
 
-class _Layer(ast.NodeTransformer):
-    """The layer before is written."""
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        if isinstance(node.ctx, ast.Store) and isinstance(node.slice, ast.Tuple):
-            node.slice.elts[1] = ast.BinOp(node.slice.elts[1], ast.Sub(), ast.Constant(1))
-        return node
-
-
 class _Later(ast.NodeTransformer):
     """Layers after the first lose a row."""
 
@@ -134,7 +125,7 @@ FAULTS: dict[str, type[ast.NodeTransformer]] = {
     "gathered and thrown away": _Thrown,
     "nothing cut off": _Whole,
     "the first row is lost": _Lose,
-    "the layer before": _Layer,
+    "the layer before": LayerBefore,
     "a row lost at later layers": _Later,
     "no offset": _Offset,
     "the first row unpublished": _Published,

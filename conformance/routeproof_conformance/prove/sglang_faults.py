@@ -3,7 +3,7 @@
 import ast
 from typing import ClassVar
 
-from routeproof_conformance.prove.fakes import Moved, Shift
+from routeproof_conformance.prove.fakes import LayerBefore, Moved, Shift
 
 _GATHER = "attn_tp_all_gather_into_tensor"
 _BACKEND = "_is_scattered_a2a_backend"
@@ -120,15 +120,6 @@ class _Later(ast.NodeTransformer):
         return node
 
 
-class _Layer(ast.NodeTransformer):
-    """The layer before is written."""
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        if isinstance(node.ctx, ast.Store) and isinstance(node.slice, ast.Tuple):
-            node.slice.elts[1] = ast.BinOp(node.slice.elts[1], ast.Sub(), ast.Constant(1))
-        return node
-
-
 class _Cut(ast.NodeTransformer):
     """Of virtual slots the last gets nothing."""
 
@@ -160,7 +151,7 @@ FAULTS: dict[str, type[ast.NodeTransformer]] = {
     "shards of every backend": _Always,
     "shards of no backend": _Never,
     "TP rank 0 otherwise": _ByRank,
-    "the layer before": _Layer,
+    "the layer before": LayerBefore,
     "a row lost at later layers": _Later,
     "the last virtual slot left out": _Cut,
     "DeepEP v2 unknown": _Unknown,
