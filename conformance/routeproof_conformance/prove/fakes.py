@@ -163,3 +163,13 @@ class Shift(Moved):
     """Slices begin one row later."""
 
     first = 1
+
+
+class LayerBefore(ast.NodeTransformer):
+    """The layer before is written."""
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """Change the place of a write."""
+        if isinstance(node.ctx, ast.Store) and isinstance(node.slice, ast.Tuple):
+            node.slice.elts[1] = ast.BinOp(node.slice.elts[1], ast.Sub(), ast.Constant(1))
+        return node
