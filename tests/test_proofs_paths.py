@@ -176,6 +176,7 @@ def test_a_part_that_no_step_meets_is_vacuous(monkeypatch):
     def never(at, decision):
         yield from own_rows(at, decision)
         yield "never", at.f.own < 0, True
+        yield "only at DP = 1", (at.f.own > 0) if isinstance(at.f.dp, int) else (at.f.own < 0), True
         if not isinstance(at.f.dp, int):
             yield "only at DP > 1, never", (at.f.dp > 1) & (at.f.total < at.f.own), True
 

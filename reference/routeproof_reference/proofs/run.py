@@ -158,7 +158,5 @@ _SEARCHES: dict[str, Callable[[Target, str], Examine]] = {
     "producers": lambda _target, _module: examples.check_producers,
     "protocol": _protocol,
     "contracts": _contracts,
-    "arrays": lambda target, _: (
-        lambda fault: examples.check_arrays(target.faulty(fault) if fault else target)
-    ),
+    "arrays": _arrays,
 }
