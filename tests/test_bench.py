@@ -19,7 +19,8 @@ FIELDS = {
     "layers",
     "median_ms",
     "layer_call_us",
-    "rounds",
+    "quartiles_ms",
+    "steps",
     "collectives",
     "wire_bytes",
     "device_bytes",
@@ -66,7 +67,7 @@ def test_a_small_run(tmp_path):
     rows = {(row["engine"], row["layout"], row["tp"], row["tokens"]): row for row in document["rows"]}
     assert all(set(row) == FIELDS for row in rows.values())
     assert not [row for row in rows.values() if row["problem"]]
-    assert all(row["rounds"] >= 7 and row["median_ms"] > 0 for row in rows.values())
+    assert all(row["steps"] >= 12 and row["median_ms"] > 0 for row in rows.values())
     places = [("FULL", 1), ("FULL", 2), ("TP_SHARD", 2)]
     for (layout, tp), tokens in ((place, tokens) for place in places for tokens in (1, 10)):
         own = rows["routeproof", layout, tp, tokens]

@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -49,8 +51,8 @@ def row(token, layer):
 @pytest.mark.parametrize("size", [2, 4])
 def test_shards_of_any_count_are_restored(size, tmp_path):
     results = run(size, "shards", tmp_path)
-    for count in range(3 * size + 2):
-        want = [[row(token, layer) for layer in range(3)] for token in range(count)]
+    for count, shift in enumerate([0, 1] * (3 * size + 2)):
+        want = [[row(token + shift, layer) for layer in range(3)] for token in range(count // 2)]
         assert results[0]["published"][count] == want
         assert results[0]["buffers"][count] == want
     assert all(result["published"] == [None] * len(results[0]["published"]) for result in results[1:])
@@ -76,7 +78,12 @@ def test_collectives_move_every_integer_type(size, tmp_path):
         want = [[100 + rank, 3 + index] for rank in range(size) for index in range(3)]
         assert [result["all_gather"][name] for result in results] == [want] * size
         assert [result["gather"][name] for result in results] == [None] * (size - 1) + [want]
+        assert [result["own gather"][name] for result in results] == [None] * (size - 1) + [want]
         assert [result["fallback"][name] for result in results] == [None] * (size - 1) + [want]
+    for result in results:
+        assert set(result["gather went through"].values()) == {"_sent"}
+        assert set(result["own gather went through"].values()) == {"gather"}
+        assert set(result["fallback went through"].values()) == {"all_gather"}
     assert all(result["strided"] for result in results)
     assert [result["subgroup"] for result in results] == ([[0, 2], [1, 2]] * 2)[:size]
 
@@ -85,14 +92,14 @@ def test_collectives_move_every_integer_type(size, tmp_path):
 
 
 def shards(comm):
-    """A step for every count, TP_SHARD handed over: all layers at once in one buffer."""
+    """Two steps for every count, TP_SHARD handed over: all layers at once in one buffer."""
     capturer, rank = capturer_of(comm, layers=3)
     published, buffers = [], []
-    for count in range(3 * comm.size + 2):
+    for count, shift in [(count, shift) for count in range(3 * comm.size + 2) for shift in (0, 1)]:
         size = -(-count // comm.size)
         capturer.begin_step(StepContext(counts=(count,), real=(count,)))
         for layer in range(3):
-            capturer.capture(layer, shard(count, size, rank, layer))
+            capturer.capture(layer, shard(count, size, rank, layer, shift))
         capturer.end_step()
         snapshot = capturer.snapshot()
         published.append(None if snapshot is None else snapshot.numpy().tolist())
@@ -149,14 +156,16 @@ def lose_a_rank(comm, end):
 
 
 def types(comm):
-    result = {"all_gather": {}, "gather": {}, "fallback": {}, "strided": False}
+    ways = {"gather": ({"gloo"}, {"nccl"}), "own gather": (set(), {"gloo"}), "fallback": (set(), set())}
+    result = {name: {} for name in ("all_gather", *ways, *(f"{way} went through" for way in ways))}
+    result["strided"] = False
     for name in ("uint8", "int8", "int16", "uint16", "int32", "uint32", "int64"):
         rows = torch.tensor([[100 + comm.rank, 3 + i] for i in range(3)], dtype=getattr(torch, name))
         result["all_gather"][name] = comm.all_gather(rows).tolist()
-        result["gather"][name] = as_list(comm.gather(rows, comm.size - 1))
-        kept, communicator.GATHERING = communicator.GATHERING, frozenset()
-        result["fallback"][name] = as_list(comm.gather(rows, comm.size - 1))
-        communicator.GATHERING = kept
+        for way, sets in ways.items():
+            with patch.multiple(communicator, SENDING=sets[0], GATHERING=sets[1]), Watch(comm) as watch:
+                result[way][name] = as_list(comm.gather(rows, comm.size - 1))
+            result[f"{way} went through"][name] = watch.seen
     try:
         comm.all_gather(torch.zeros((2, 3)).t())
     except ValueError:
@@ -172,6 +181,28 @@ def types(comm):
     return result
 
 
+class Watch:
+    """Notes which of the three ways a gather takes."""
+
+    def __init__(self, comm):
+        self.seen, self.stack = None, ExitStack()
+        for owner, name in [(comm, "_sent"), (comm, "all_gather"), (dist, "gather")]:
+            self.stack.enter_context(patch.object(owner, name, self.noted(getattr(owner, name), name)))
+
+    def noted(self, call, name):
+        def noting(*args, **more):
+            self.seen = name
+            return call(*args, **more)
+
+        return noting
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.stack.close()
+
+
 def as_list(tensor):
     return None if tensor is None else tensor.tolist()
 
@@ -182,9 +213,9 @@ def capturer_of(comm, layers):
     return RoutedExpertsCapturer(config, rank, comm), comm.rank
 
 
-def shard(count, size, rank, layer):
+def shard(count, size, rank, layer, shift=0):
     """Rows of one rank's shard, the tail padded with an id that is out of range."""
-    rows = [row(t, layer) if t < count else [-1, -1] for t in range(rank * size, (rank + 1) * size)]
+    rows = [row(t + shift, layer) if t < count else [-1, -1] for t in range(rank * size, (rank + 1) * size)]
     return torch.tensor(rows, dtype=torch.int64).reshape(size, 2)
 
 

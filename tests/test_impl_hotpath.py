@@ -2,6 +2,7 @@
 
 import gc
 import tracemalloc
+import weakref
 
 import pytest
 import torch
@@ -62,6 +63,39 @@ def test_operations_of_a_call(place_, counts, n, dtype, changes, expected):
     assert operations.names == expected
     target = operations.seen[-1][1][0]
     assert target.untyped_storage().data_ptr() == pointer
+
+
+class Into(Echo):
+    """Gathers into memory that it is given, as a torch process group does; the others send nothing."""
+
+    def gather_into(self, *_):
+        self.calls += 1
+
+
+PACKED = ["copy_", "unbind", "aminmax", "copy_"]
+TO_THE_HOST = ["slice", "slice", "unbind", "unbind", *["copy_"] * 4]
+
+
+@pytest.mark.parametrize(("t", "expected"), [(0, PACKED + TO_THE_HOST), (1, PACKED)])
+def test_operations_of_an_end_that_is_like_one_before(t, expected):
+    """Views are made once: left are packing, its header, and at the publisher the way to the host."""
+    capturer = alone(Into(t, 2), place(tp=2, t=t), layers=3)
+    for count in (8, 6, 8, 6):
+        step(capturer, counted(count), *tokens(count // 2, layers=3))
+    capturer.begin_step(counted(8))
+    for layer, ids in enumerate(tokens(4, layers=3)):
+        capturer.capture(layer, ids)
+    with Operations() as operations:
+        capturer.end_step()
+    assert operations.names == expected
+
+
+def test_closing_lets_go_of_all_memory():
+    capturer = alone(Into(0, 2), place(tp=2), layers=3)
+    kept = weakref.ref(capturer.buffer), weakref.ref(capturer._packer._bytes)
+    step(capturer, counted(8), *tokens(4, layers=3))
+    capturer.close()
+    assert [it() for it in kept] == [None, None]
 
 
 def test_the_decision_is_made_once_for_a_descriptor(monkeypatch):

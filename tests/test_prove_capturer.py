@@ -11,7 +11,7 @@ from hypothesis import Phase, given, settings
 from routeproof_conformance.engines.own import PerLayerEngine, RouteproofEngine
 from routeproof_conformance.prove import capturer, differential
 from routeproof_impl import capturer as impl
-from routeproof_impl import figures, publishing, snapshot
+from routeproof_impl import exchange, figures, snapshot
 from routeproof_impl.plans import Summary
 from routeproof_impl.steps import OpenStep
 from routeproof_reference import plan
@@ -165,16 +165,12 @@ def _rejected_forgotten(monkeypatch):
 
 
 def _physical_rows(monkeypatch):
-    pieces = publishing._pieces
+    made = exchange.Received.__init__
 
-    def planted(received, rows, headers):
-        blocks = tuple(block._replace(real=block.own) for block in received.blocks)
-        try:
-            return pieces(received._replace(blocks=blocks), rows, headers)
-        except RuntimeError:
-            return pieces(received, rows, headers)
+    def planted(self, gathered, ranks, blocks, form):
+        made(self, gathered, ranks, tuple(block._replace(real=block.own) for block in blocks), form)
 
-    monkeypatch.setattr(publishing, "_pieces", planted)
+    monkeypatch.setattr(exchange.Received, "__init__", planted)
 
 
 def _never_mixed(monkeypatch):

@@ -18,7 +18,9 @@ from routeproof_conformance.engines import load
 
 TOP_K = 8
 EXPERTS = 256
-LEAST_ROUNDS, MOST_ROUNDS = 7, 400
+LEAST_ROUNDS, MOST_ROUNDS = 3, 100
+STEPS_A_TURN = 4
+"""An engine's turn: in a server, its steps follow its own and not those of another one."""
 
 
 class Point(NamedTuple):
@@ -58,10 +60,12 @@ class Sample:
 
     def summary(self) -> dict[str, Any]:
         """Give medians and counts."""
+        cuts = statistics.quantiles(self.steps, n=4) if self.steps else []
         return {
             "median_ms": statistics.median(self.steps) * 1e3 if self.steps else None,
             "layer_call_us": statistics.median(self.calls) * 1e6 if self.calls else None,
-            "rounds": len(self.steps),
+            "quartiles_ms": [cut * 1e3 for cut in cuts],
+            "steps": len(self.steps),
             "collectives": self.collectives,
             "wire_bytes": self.wire_bytes,
             "device_bytes": self.device_bytes,
@@ -198,16 +202,17 @@ class _Comparison:
             except Exception as error:  # noqa: BLE001 - the others are measured without it
                 self.samples[driver.name].problem = f"{type(error).__name__}: {error}"
                 self.drivers.remove(driver)
-        each = sum(self._step(driver)[0] for _ in range(2) for driver in self.drivers) / 2
+        each = sum(self._step(driver)[0] for _ in range(2) for driver in self.drivers) / 2 * STEPS_A_TURN
         rounds = self.torch.tensor([min(max(int(self.job.seconds / each), LEAST_ROUNDS), MOST_ROUNDS)])
         self.dist.broadcast(rounds, 0)
         for turn in range(int(rounds)):
             first = turn % len(self.drivers)
             for driver in self.drivers[first:] + self.drivers[:first]:
-                whole, calls = self._step(driver)
                 sample = self.samples[driver.name]
-                sample.steps.append(whole)
-                sample.calls.append(calls / self.point.layers)
+                for _ in range(STEPS_A_TURN):
+                    whole, calls = self._step(driver)
+                    sample.steps.append(whole)
+                    sample.calls.append(calls / self.point.layers)
             gc.collect(0)
         for driver in self.drivers:
             driver.adapter.close()

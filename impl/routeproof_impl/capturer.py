@@ -14,8 +14,9 @@ from routeproof_spec import (
 )
 
 from routeproof_impl.communicator import Communicator
+from routeproof_impl.exchange import Received
 from routeproof_impl.figures import decide
-from routeproof_impl.packing import Packer, Received
+from routeproof_impl.packing import Packer
 from routeproof_impl.plans import Call, Part, Plans
 from routeproof_impl.publishing import Publisher
 from routeproof_impl.snapshot import Snapshot, element_type
@@ -226,6 +227,8 @@ class RoutedExpertsCapturer:
         """Release the buffer; every later call but this one raises StepError."""
         self._storage, self._step, self._snapshot, self._received = None, None, None, None
         self._publisher, self._scratch = None, None
+        self._plans.clear()
+        self._packer.clear()
 
     def _open_storage(self) -> torch.Tensor:
         if self._storage is None:

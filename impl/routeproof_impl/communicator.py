@@ -8,8 +8,14 @@ import torch.distributed as dist
 MOVABLE = frozenset({torch.uint8, torch.int8, torch.int32, torch.int64, torch.float32, torch.float64})
 """Element types that gloo and NCCL both move as they are (COL-06); others travel as bytes."""
 
-GATHERING = frozenset({"gloo", "nccl", "mpi"})
-"""Backends with a gather to one rank."""
+GATHERING = frozenset({"nccl", "mpi"})
+"""Backends whose own gather to one rank is the quickest way there is."""
+
+SENDING = frozenset({"gloo"})
+"""Backends whose gather goes through a thread of its own at each rank, and whose sends do not."""
+
+TAG = 0x5250
+"""Keeps the sends of a gather apart from others in the same group."""
 
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """The same collective, which torch has renamed."""
@@ -63,6 +69,7 @@ class TorchCommunicator:
         self._size = 1 if self._alone else dist.get_world_size(group)
         if self._rank < 0:
             raise ValueError("this process does not belong to the group")
+        self._backend = "" if self._alone else dist.get_backend(group)
 
     @property
     def rank(self) -> int:
@@ -110,13 +117,30 @@ class TorchCommunicator:
         if self._size == 1:
             if into is not None:
                 into.copy_(moved)
-        elif dist.get_backend(self._group) not in GATHERING:
+        elif self._backend in SENDING:
+            self._sent(moved, into, dst)
+        elif self._backend in GATHERING:
+            parts = None if into is None else list(into.chunk(self._size))
+            dist.gather(moved, parts, group=self._group, group_dst=dst)
+        else:
             gathered = self.all_gather(moved)
             if into is not None:
                 into.copy_(gathered)
-        else:
-            parts = None if into is None else list(into.chunk(self._size))
-            dist.gather(moved, parts, group=self._group, group_dst=dst)
+
+    def _sent(self, rows: torch.Tensor, into: torch.Tensor | None, dst: int) -> None:
+        """Gather as one send of each other rank, awaited by rank `dst` in rank order."""
+        group = self._group or dist.group.WORLD
+        if group is None:
+            raise RuntimeError("torch.distributed is no longer set up")
+        if into is None:
+            group.send([rows], dst, TAG).wait()
+            return
+        parts = into.chunk(self._size)
+        arriving = [group.recv([part], source, TAG) for source, part in enumerate(parts) if source != dst]
+        if parts[dst].data_ptr() != rows.data_ptr():
+            parts[dst].copy_(rows)
+        for work in arriving:
+            work.wait()
 
 
 def _movable(rows: torch.Tensor) -> torch.Tensor:

@@ -1,66 +1,16 @@
-"""The rows of a step, narrowed and packed: what one gather moves, and how it is read at the publisher.
-
-A rank's chunk is a header and its shards of all layers, in the published element type, as bytes:
-16 bytes of header, then one block [s, L, K] for each (micro)batch of which layers handed over
-shards. The size follows from the counts alone, so it is the same on all ranks of the group.
-"""
+"""Rows of a step, narrowed and packed for one gather, and put back where they came from."""
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 import torch
 from routeproof_spec import CaptureConfig, Rank
 
 from routeproof_impl.communicator import Communicator, GathersInto
+from routeproof_impl.exchange import DIGEST, HEADER_BYTES, HIGH, LOW, Block, Exchange, Form, Received, note
 
-HEADER: Final = 4
-LOW: Final = 0
-HIGH: Final = 1
-DIGEST: Final = 2
-"""The header, in int32: lowest and highest id of the real rows, digest of the captured layers (twice)."""
-
-_HEADER_BYTES: Final = 4 * HEADER
-
-
-class Block(NamedTuple):
-    """The shards of one (micro)batch."""
-
-    part: int
-    """Its number."""
-    offset: int
-    """First row in the storage."""
-    shard: int
-    """Rows of a shard, s."""
-    own: int
-    """Tokens, T."""
-    real: int
-    """Real tokens, R."""
-
-    def rows_of(self, rank: int, limit: int) -> int:
-        """Give how many of the first `limit` tokens are in the shard of a TP rank."""
-        return min(max(limit - rank * self.shard, 0), self.shard)
-
-
-class Received(NamedTuple):
-    """What the publisher got: a row of bytes for each TP rank."""
-
-    chunks: torch.Tensor
-    blocks: tuple[Block, ...]
-    dtype: torch.dtype
-    shape: tuple[int, int]
-    """(L, K)"""
-
-    def headers(self) -> torch.Tensor:
-        """Give the headers [tp, HEADER] in int32."""
-        return self.chunks.narrow(1, 0, _HEADER_BYTES).view(torch.int32)
-
-    def rows(self, number: int, rank: int) -> torch.Tensor:
-        """Give block `number` of a TP rank, [s, L, K]."""
-        layers, width = self.shape
-        item = layers * width * self.dtype.itemsize
-        start = _HEADER_BYTES + item * sum(block.shard for block in self.blocks[:number])
-        block = self.chunks.select(0, rank).narrow(0, start, item * self.blocks[number].shard)
-        return block.view(self.dtype).view(-1, layers, width)
+KEPT: Final = 64
+"""Gathers whose views are kept."""
 
 
 class Packer:
@@ -73,14 +23,17 @@ class Packer:
         self._comm = comm
         self._rank = rank
         self._experts = config.experts
-        self._shape = (config.layers, config.top_k)
-        self.dtype = dtype
-        self._token = config.layers * config.top_k * dtype.itemsize
+        self._form = Form(dtype, (config.layers, config.top_k))
         self._into = cast("GathersInto", comm) if hasattr(comm, "gather_into") else None
-        shard = -(-config.max_tokens // rank.topology.tp)
-        chunk = _aligned(_HEADER_BYTES + shard * self._token)
-        size = chunk * (rank.topology.tp if rank.publishes else 1)
+        self._exchanges: dict[tuple[Block, ...], Exchange] = {}
+        tp = rank.topology.tp
+        size = self._form.chunk(-(-config.max_tokens // tp)) * (tp if rank.publishes else 1)
         self._bytes = torch.zeros(size, dtype=torch.uint8, device=device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The published element type."""
+        return self._form.dtype
 
     @property
     def nbytes(self) -> int:
@@ -95,28 +48,20 @@ class Packer:
         Every rank of the group calls it with the same blocks. Raise RuntimeError where the
         communicator gives something else than a gather.
         """
-        tp = self._rank.topology.tp
-        chunk = _aligned(_HEADER_BYTES + self._token * sum(block.shard for block in blocks))
-        room = self._room(chunk * (tp if self._rank.publishes else 1))
-        mine = room.narrow(0, 0, chunk)
-        at, spans = _HEADER_BYTES, []
-        for block in blocks:
-            target = mine.narrow(0, at, block.shard * self._token).view(self.dtype)
-            target.view(-1, *self._shape).copy_(storage.narrow(0, block.offset, block.shard))
-            at += block.shard * self._token
-            spans.append((block.offset, block.offset + block.rows_of(self._rank.tp, block.real)))
-        note(storage, spans, digest, mine.narrow(0, 0, _HEADER_BYTES).view(torch.int32))
+        exchange = self._exchanges.get(blocks) or self._exchange(storage, blocks)
+        for target, source in exchange.copies:
+            target.copy_(source)
+        note(exchange.spans, digest, exchange.header)
         if self._into is not None:
-            self._into.gather_into(mine, room if self._rank.publishes else None)
-            gathered = room if self._rank.publishes else None
-        else:
-            gathered = self._comm.gather(mine)
-        if not self._rank.publishes:
+            self._into.gather_into(exchange.mine, exchange.room)
+            return exchange.received
+        gathered = self._comm.gather(exchange.mine)
+        if exchange.room is None:
             return None
-        if gathered is None or tuple(gathered.shape) != (tp * chunk,) or gathered.dtype != torch.uint8:
+        if gathered is None or gathered.shape != exchange.room.shape or gathered.dtype != torch.uint8:
             found = None if gathered is None else (gathered.dtype, tuple(gathered.shape))
-            raise RuntimeError(f"the communicator gathered {found}, expected {tp * chunk} bytes")
-        return Received(gathered.view(tp, chunk), blocks, self.dtype, self._shape)
+            raise RuntimeError(f"the communicator gathered {found}, expected {exchange.room.numel()} bytes")
+        return Received(gathered, self._rank.topology.tp, blocks, self._form)
 
     def narrow(
         self,
@@ -132,17 +77,20 @@ class Packer:
         """
         total = sum(stop - start for start, stop in spans)
         if into is None:
-            room = self._room(_HEADER_BYTES + total * self._token)
-            header = room.narrow(0, 0, _HEADER_BYTES).view(torch.int32)
-            rows = room.narrow(0, _HEADER_BYTES, total * self._token).view(self.dtype)
-            rows = rows.view(total, *self._shape)
+            room = self._room(HEADER_BYTES + total * self._form.token)
+            header = room.narrow(0, 0, HEADER_BYTES).view(torch.int32)
+            rows = room.narrow(0, HEADER_BYTES, total * self._form.token).view(self.dtype)
+            rows = rows.view(total, *self._form.shape)
         else:
             rows, header = into
-        at = 0
+        at, sources = 0, []
         for start, stop in spans:
-            rows.narrow(0, at, stop - start).copy_(storage.narrow(0, start, stop - start))
-            at += stop - start
-        note(storage, spans, digest, header)
+            if stop > start:
+                source = storage.narrow(0, start, stop - start)
+                rows.narrow(0, at, stop - start).copy_(source)
+                sources.append(source)
+                at += stop - start
+        note(sources, digest, header)
         return rows, header
 
     def restore(
@@ -154,7 +102,7 @@ class Packer:
         already. Rows of a rank that had an id out of range or other layers than this one read -1
         throughout.
         """
-        headers = received.headers()
+        headers = received.headers
         wrong = (
             (headers.select(1, LOW) < 0)
             | (headers.select(1, HIGH) >= self._experts)
@@ -165,32 +113,34 @@ class Packer:
             for rank in range(1, self._rank.topology.tp):
                 count = block.rows_of(rank, block.own)
                 if count:
-                    rows = received.rows(number, rank).narrow(0, 0, count).to(torch.int32)
+                    rows = received.rows[rank][number].narrow(0, 0, count).to(torch.int32)
                     rows.masked_fill_(wrong.select(0, rank), -1)
                     target = storage.narrow(0, block.offset + rank * block.shard, count)
                     for low, high in ranges:
                         target.narrow(1, low, high - low).copy_(rows.narrow(1, low, high - low))
 
+    def clear(self) -> None:
+        """Release the buffer, and the views of the storage."""
+        self._exchanges.clear()
+        self._bytes = self._bytes.new_empty(0)
+
+    def _exchange(self, storage: torch.Tensor, blocks: tuple[Block, ...]) -> Exchange:
+        """Make the views of a gather, and keep them."""
+        ranks = self._rank.topology.tp if self._rank.publishes else 1
+        room = self._room(ranks * self._form.chunk(sum(block.shard for block in blocks)))
+        if len(self._exchanges) >= KEPT:
+            del self._exchanges[next(iter(self._exchanges))]
+        with torch.inference_mode(mode=False):
+            made = Exchange(storage, room, blocks, self._rank, self._form)
+        self._exchanges[blocks] = made
+        return made
+
     def _room(self, size: int) -> torch.Tensor:
         if size > self._bytes.numel():
+            self._exchanges.clear()
             with torch.inference_mode(mode=False):
                 self._bytes = self._bytes.new_empty(size)
         return self._bytes.narrow(0, 0, size)
-
-
-def note(
-    storage: torch.Tensor, spans: Sequence[tuple[int, int]], digest: torch.Tensor, header: torch.Tensor
-) -> None:
-    """Write the header of the rows in these spans: device work only, no value is read."""
-    found = [torch.aminmax(storage.narrow(0, start, stop - start)) for start, stop in spans if stop > start]
-    if not found:
-        header.zero_()
-        header.select(0, DIGEST).copy_(digest)
-        return
-    low, high = found[0]
-    for lower, higher in found[1:]:
-        low, high = torch.minimum(low, lower), torch.maximum(high, higher)
-    torch.stack((low, high, digest, digest), out=header)
 
 
 def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -200,7 +150,3 @@ def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
         if index + 1 == len(numbers) or numbers[index + 1] != number + 1:
             yield numbers[low], number + 1
             low = index + 1
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _HEADER_BYTES) * _HEADER_BYTES

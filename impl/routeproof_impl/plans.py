@@ -121,6 +121,10 @@ class Plans:
         self._kept[key] = found
         return found
 
+    def clear(self) -> None:
+        """Forget all of them, and with them their views of the storage."""
+        self._kept.clear()
+
     def _forget(self) -> None:
         """Drop the one that was not used for the longest time."""
         oldest = next((key for key, known in self._kept.items() if known.recorded is None), None)

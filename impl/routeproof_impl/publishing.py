@@ -4,7 +4,8 @@ import torch
 from routeproof_spec import CaptureConfig, Rank
 
 from routeproof_impl.copying import Copier
-from routeproof_impl.packing import Packer, Received
+from routeproof_impl.exchange import Received
+from routeproof_impl.packing import Packer
 from routeproof_impl.snapshot import Ring, Snapshot
 from routeproof_impl.steps import OpenStep
 
@@ -61,14 +62,5 @@ def _pieces(
     received: Received, rows: torch.Tensor, headers: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Pair contiguous pieces of what was gathered with their place on the host."""
-    found = received.headers()
-    ranks = len(found)
-    pairs = [(headers.select(0, rank), found.select(0, rank)) for rank in range(ranks)]
-    at = 0
-    for number, block in enumerate(received.blocks):
-        for rank in range(ranks):
-            count = block.rows_of(rank, block.real)
-            if count:
-                pairs.append((rows.narrow(0, at, count), received.rows(number, rank).narrow(0, 0, count)))
-            at += count
-    return pairs
+    pairs = [(rows.narrow(0, at, count), piece) for at, count, piece in received.pieces]
+    return [*zip(headers.unbind(0), received.headers.unbind(0), strict=True), *pairs]

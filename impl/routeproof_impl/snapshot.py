@@ -2,13 +2,14 @@
 
 from collections import deque
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from routeproof_spec import CapacityError, ExpertIdError, StepError
 
-from routeproof_impl.packing import DIGEST, HEADER, HIGH, LOW
+from routeproof_impl.exchange import DIGEST, HEADER, HIGH, LOW
 
 _BYTE, _SHORT = 256, 65_536
 
@@ -28,6 +29,16 @@ class Slot:
         self.rows = torch.empty(shape, dtype=dtype, pin_memory=pinned)
         self.headers = torch.zeros((size, HEADER), dtype=torch.int32, pin_memory=pinned)
 
+    @cached_property
+    def interface(self) -> dict[str, Any]:
+        """The rows as numpy's array interface tells them."""
+        return dict(self.rows.numpy().__array_interface__)
+
+    @cached_property
+    def notes(self) -> np.ndarray[Any, Any]:
+        """The headers as numpy sees them."""
+        return np.asarray(self.headers.numpy())
+
 
 class Lease:
     """A slot in use. It goes back to the ring when the last array that shows its memory is gone."""
@@ -45,9 +56,9 @@ class Lease:
 class _Memory:
     """Rows of a lease as numpy sees them; an array made of it keeps the lease."""
 
-    def __init__(self, lease: Lease, rows: int) -> None:
+    def __init__(self, lease: Lease, shape: tuple[int, int, int]) -> None:
         self.lease = lease
-        self.__array_interface__ = lease.slot.rows[:rows].numpy().__array_interface__
+        self.__array_interface__ = lease.slot.interface | {"shape": shape}
 
 
 class Ring:
@@ -142,7 +153,7 @@ class Snapshot:
             return torch.empty(self._shape, dtype=self._dtype).numpy()
         if self._copied is not None:
             self._copied.synchronize()
-        headers = self._lease.slot.headers.tolist()[: len(self._ranks)]
+        headers = self._lease.slot.notes[: len(self._ranks)].tolist()
         for rank, header in zip(self._ranks, headers, strict=True):
             if header[DIGEST] != headers[0][DIGEST]:
                 raise StepError(
@@ -154,4 +165,4 @@ class Snapshot:
                     f"TP rank {rank} captured an id out of range: its ids reach from {header[LOW]} to "
                     f"{header[HIGH]}, expected [0, {self._experts}); wider ones show as -1 or E (IDS-02)"
                 )
-        return np.asarray(_Memory(self._lease, self._shape[0]))
+        return np.asarray(_Memory(self._lease, self._shape))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from routeproof_spec import LayoutError, Rank, StepContext, StepError
 
-from routeproof_impl.packing import Block
+from routeproof_impl.exchange import Block
 from routeproof_impl.plans import Captured, Descriptor, Summary
 
 
