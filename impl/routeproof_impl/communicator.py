@@ -52,6 +52,26 @@ class GathersInto(Protocol):
         ...
 
 
+def gathers_into(comm: Communicator) -> GathersInto:
+    """Give `comm`, or where it has no `gather_into` one that copies what its `gather` gives."""
+    return comm if isinstance(comm, GathersInto) else _Copying(comm)
+
+
+class _Copying:
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+
+    def gather_into(self, rows: torch.Tensor, out: torch.Tensor | None, dst: int = 0) -> None:
+        """Raise RuntimeError where the communicator gives something else than a gather."""
+        gathered = self._comm.gather(rows, dst)
+        if out is None:
+            return
+        if gathered is None or gathered.shape != out.shape or gathered.dtype != out.dtype:
+            found = None if gathered is None else (gathered.dtype, tuple(gathered.shape))
+            raise RuntimeError(f"the communicator gathered {found}, expected {(out.dtype, tuple(out.shape))}")
+        out.copy_(gathered)
+
+
 class TorchCommunicator:
     """A torch process group: gloo on CPU, NCCL on CUDA.
 

@@ -1,12 +1,12 @@
 """Rows of a step, narrowed and packed for one gather, and put back where they came from."""
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final, cast
+from typing import Final
 
 import torch
 from routeproof_spec import CaptureConfig, Rank
 
-from routeproof_impl.communicator import Communicator, GathersInto
+from routeproof_impl.communicator import Communicator, gathers_into
 from routeproof_impl.exchange import DIGEST, HEADER_BYTES, HIGH, LOW, Block, Exchange, Form, Received, note
 
 KEPT: Final = 64
@@ -20,11 +20,10 @@ class Packer:
         self, config: CaptureConfig, rank: Rank, comm: Communicator, dtype: torch.dtype, device: torch.device
     ) -> None:
         """Allocate what the largest step without microbatches needs; more is allocated when it comes."""
-        self._comm = comm
+        self._comm = gathers_into(comm)
         self._rank = rank
         self._experts = config.experts
         self._form = Form(dtype, (config.layers, config.top_k))
-        self._into = cast("GathersInto", comm) if hasattr(comm, "gather_into") else None
         self._exchanges: dict[tuple[Block, ...], Exchange] = {}
         tp = rank.topology.tp
         size = self._form.chunk(-(-config.max_tokens // tp)) * (tp if rank.publishes else 1)
@@ -52,16 +51,8 @@ class Packer:
         for target, source in exchange.copies:
             target.copy_(source)
         note(exchange.spans, digest, exchange.header)
-        if self._into is not None:
-            self._into.gather_into(exchange.mine, exchange.room)
-            return exchange.received
-        gathered = self._comm.gather(exchange.mine)
-        if exchange.room is None:
-            return None
-        if gathered is None or gathered.shape != exchange.room.shape or gathered.dtype != torch.uint8:
-            found = None if gathered is None else (gathered.dtype, tuple(gathered.shape))
-            raise RuntimeError(f"the communicator gathered {found}, expected {exchange.room.numel()} bytes")
-        return Received(gathered, self._rank.topology.tp, blocks, self._form)
+        self._comm.gather_into(exchange.mine, exchange.room)
+        return exchange.received
 
     def narrow(
         self,
