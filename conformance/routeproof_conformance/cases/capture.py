@@ -85,6 +85,45 @@ def reuse() -> Iterator[Case]:
             yield accepted("BUF-01/reuse", topology, (filling(topology), *steps), at={"kind": kind})
 
 
+def same_counts() -> Iterator[Case]:
+    """SNP-03: steps of one size, as of one graph, of which each has other real tokens."""
+    for topology in topologies():
+        counts = tuple(8 - dp % 2 for dp in range(topology.dp))
+        for layout in (Layout.FULL, Layout.TP_SHARD, Layout.CROSS_DP):
+            if topology.size > MANY_RANKS and layout is Layout.CROSS_DP:
+                continue
+            reals = [tuple(max(0, count - less) for count in counts) for less in (5, 0, 3, 7)]
+            steps = tuple(step(topology, counts, layout, real) for real in reals)
+            yield accepted(
+                "SNP-03/same-counts", topology, (filling(topology), *steps), at={"emitted": layout}
+            )
+    for topology in topologies(tp=(1, 2, 4), dp=(1, 2)):
+        both = (6,) * topology.dp
+        for layout in (Layout.FULL, Layout.TP_SHARD):
+            steps = tuple(
+                step(
+                    topology,
+                    (12,) * topology.dp,
+                    layout,
+                    tuple(first + second for _ in both),
+                    microbatches=tuple(
+                        part.model_copy(update={"real": (real,) * topology.dp})
+                        for part, real in zip(
+                            halves((0, 6), (both, both), topology.tp), (first, second), strict=True
+                        )
+                    ),
+                )
+                for first, second in ((2, 5), (6, 6), (4, 1))
+            )
+            yield accepted(
+                "SNP-03/same-halves",
+                topology,
+                (filling(topology), *steps),
+                capabilities=("microbatches", "staged-microbatches"),
+                at={"emitted": layout},
+            )
+
+
 def capacity() -> Iterator[Case]:
     """BUF-04: a step larger than the buffer."""
     for topology in topologies(tp=(1, 2, 4)):
@@ -272,6 +311,7 @@ FAMILIES = (
     gathers,
     checks_first,
     reuse,
+    same_counts,
     capacity,
     microbatches,
     dense_layers,
