@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from routeproof_impl import RoutedExpertsCapturer, plans
+from routeproof_impl import RoutedExpertsCapturer, packing, plans
 from routeproof_impl import capturer as module
 from routeproof_spec import LayoutError, StepError
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -129,6 +129,15 @@ def test_plans_are_kept_within_limits():
         capturer.begin_step(counted(count))
     assert len(capturer._plans._kept) <= plans.KEPT + 1
     capturer.begin_step(dirty_descriptor, replayed=True)
+
+
+def test_views_of_gathers_are_kept_within_limits():
+    comm = Into(0, 2)
+    capturer = alone(comm, place(tp=2), max_tokens=4 * packing.KEPT)
+    for count in range(2, 3 * packing.KEPT):
+        step(capturer, counted(count), tokens(-(-count // 2))[0])
+    assert comm.calls == 3 * packing.KEPT - 2
+    assert len(capturer._packer._exchanges) == packing.KEPT
 
 
 @pytest.mark.parametrize("tp", [1, 2])

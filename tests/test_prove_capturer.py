@@ -11,7 +11,7 @@ from hypothesis import Phase, given, settings
 from routeproof_conformance.engines.own import PerLayerEngine, RouteproofEngine
 from routeproof_conformance.prove import capturer, differential
 from routeproof_impl import capturer as impl
-from routeproof_impl import exchange, figures, snapshot
+from routeproof_impl import exchange, figures, packing, snapshot
 from routeproof_impl.plans import Summary
 from routeproof_impl.steps import OpenStep
 from routeproof_reference import plan
@@ -173,6 +173,26 @@ def _physical_rows(monkeypatch):
     monkeypatch.setattr(exchange.Received, "__init__", planted)
 
 
+class _BySize(dict):
+    """Keeps the views of a gather by its blocks, whatever their real rows."""
+
+    def get(self, blocks):
+        return super().get(tuple(block._replace(real=0) for block in blocks))
+
+    def __setitem__(self, blocks, made):
+        super().__setitem__(tuple(block._replace(real=0) for block in blocks), made)
+
+
+def _views_of_other_real_rows(monkeypatch):
+    made = packing.Packer.__init__
+
+    def planted(self, *args):
+        made(self, *args)
+        self._exchanges = _BySize()
+
+    monkeypatch.setattr(packing.Packer, "__init__", planted)
+
+
 def _never_mixed(monkeypatch):
     made = Summary.__init__
 
@@ -192,7 +212,15 @@ def _parts_unchecked(monkeypatch):
 
 @pytest.mark.parametrize(
     "plant",
-    [_early_lease, _late_layer_check, _rejected_forgotten, _physical_rows, _never_mixed, _parts_unchecked],
+    [
+        _early_lease,
+        _late_layer_check,
+        _rejected_forgotten,
+        _physical_rows,
+        _views_of_other_real_rows,
+        _never_mixed,
+        _parts_unchecked,
+    ],
 )
 def test_the_machine_finds(monkeypatch, plant):
     plant(monkeypatch)

@@ -18,7 +18,7 @@ from routeproof_spec import Call, CaptureConfig, CaseStep, Layout, Rank, Topolog
 from routeproof_reference.capturer import ReferenceCapturer
 from routeproof_reference.producer import Producer
 from routeproof_reference.proofs.group import SequentialGroup
-from routeproof_reference.proofs.strategies import UNDECLARED, steps, topologies
+from routeproof_reference.proofs.strategies import UNDECLARED, other_real, steps, topologies
 
 CONFIG = CaptureConfig(max_tokens=24, layers=2, top_k=8, experts=256)
 KEPT: Final = 5
@@ -120,6 +120,7 @@ def machine(  # noqa: C901 - Hypothesis wants the rules in one class
             self.seen["runs"] += 1
             self.number = self.filled = 0
             self.open: Told | None = None
+            self.last: CaseStep | None = None
             self.rejected = False
             self.gathers: dict[tuple[int, int], bool] = {}
             self.kept: deque[tuple[Any, Any]] = deque(maxlen=KEPT)
@@ -145,13 +146,21 @@ def machine(  # noqa: C901 - Hypothesis wants the rules in one class
         @rule(data=st.data())
         def begin(self, data: st.DataObject) -> None:
             """Begin a step; one that is open is dropped."""
-            self.start(data.draw(self.drawn))
+            self.start(self.drawn_from(data, self.drawn))
+
+        def drawn_from(self, data: st.DataObject, fresh: st.SearchStrategy[CaseStep]) -> CaseStep:
+            """Draw a step: a fresh one, or at times the last one with other real tokens."""
+            if self.last is None or data.draw(st.integers(0, 2)):
+                return data.draw(fresh)
+            self.seen["steps of the last one's size"] += 1
+            return data.draw(other_real(self.last))
 
         def start(self, step: CaseStep) -> None:
             """Begin this step on both."""
             self.seen["dropped"] += self.open is not None
             self.number += 1
             told = self.open = Told(self.topology, step, self.number)
+            self.last = step
             self.rejected, self.gathers = False, {}
             self.both(lambda engine, rank: engine.begin_step(told.producer(step.emitted).context(rank)))
             self.subject.group.settle()
@@ -205,9 +214,9 @@ def machine(  # noqa: C901 - Hypothesis wants the rules in one class
             for _ in range(several):
                 missing = data.draw(st.sampled_from((None, None, None, 0, 1)))
                 if missing is not None:
-                    self.start(data.draw(self.mostly_filled))
+                    self.start(self.drawn_from(data, self.mostly_filled))
                     self.capture(data, missing)
-                self.start(data.draw(self.mostly_filled))
+                self.start(self.drawn_from(data, self.mostly_filled))
                 if self.open is None:
                     return
                 layers = [layer for layer in (0, 1) if layer != missing]

@@ -97,6 +97,22 @@ def steps(
     return CaseStep(context=context, emitted=emitted, element=element, strided=draw(st.booleans()))
 
 
+@st.composite
+def other_real(draw: st.DrawFn, step: CaseStep) -> CaseStep:
+    """Give the same step with other real tokens: a graph replayed for another batch."""
+    told = step.context
+    if not told.microbatches:
+        real = tuple(draw(st.integers(0, count)) for count in told.counts or ())
+        return step.model_copy(update={"context": told.model_copy(update={"real": real})})
+    parts = tuple(
+        part.model_copy(update={"real": tuple(draw(st.integers(0, count)) for count in part.counts)})
+        for part in told.microbatches
+    )
+    real = tuple(sum(kept) for kept in zip(*(part.real for part in parts), strict=True))
+    context = told.model_copy(update={"real": real, "microbatches": parts})
+    return step.model_copy(update={"context": context})
+
+
 def _moved(draw: st.DrawFn, sizes: list[int], rows: int, source: int) -> None:
     """Take rows from one size and give them to another."""
     target = draw(st.integers(0, len(sizes) - 2))
