@@ -64,6 +64,16 @@ def test_a_rejected_step_leaves_no_rank_waiting(tmp_path):
     assert results[0]["published"] == [[row(token, 0)] for token in range(3)]
 
 
+@pytest.mark.parametrize("own_gather", [False, True])
+def test_a_gather_left_out_by_one_rank_is_told_and_not_read_as_the_next_one(own_gather, tmp_path):
+    first, _ = run(2, "astray_by_gather" if own_gather else "astray", tmp_path)
+    assert first["steps"][:2] == [[row(t, 0) for t in range(4)]] * 2
+    assert [told[:51] for told in first["steps"][2:]] == [
+        f"TP rank 1 sent the rows of its step {step}, TP rank 0 is" for step in (2, 3)
+    ]
+    assert first["buffer"] == [row(0, 0), row(1, 0), [-1, -1], [-1, -1]]
+
+
 @pytest.mark.parametrize("how", ["dies", "hangs"])
 def test_a_rank_lost_in_the_gather_is_an_error_for_the_others(how, tmp_path):
     results = run(3, how, tmp_path, lost=1)
@@ -121,6 +131,31 @@ def rejected(comm):
     capturer.end_step()
     snapshot = capturer.snapshot()
     return {"errors": errors, "published": None if snapshot is None else snapshot.numpy().tolist()}
+
+
+def astray(comm):
+    """In the second of four steps rank 0 is handed the whole batch, and needs no gather."""
+    capturer, rank = capturer_of(comm, layers=1)
+    steps = []
+    for number in range(4):
+        capturer.begin_step(StepContext(counts=(4,), real=(4,)))
+        whole = number == 1 and rank == 0
+        capturer.capture(0, shard(4, 4 if whole else 2, rank, 0))
+        capturer.end_step()
+        if rank == 0:
+            try:
+                steps.append(capturer.snapshot().numpy()[:, 0].tolist())
+            except CaptureError as error:
+                steps.append(str(error))
+    buffer = capturer.buffer[:4, 0].tolist()
+    if rank == 0:  # what rank 1 sent last waits for a receiver
+        comm.gather(torch.zeros(capturer._packer._form.chunk(2), dtype=torch.uint8))
+    return {"steps": steps, "buffer": buffer}
+
+
+def astray_by_gather(comm):
+    with patch.multiple(communicator, SENDING=set(), GATHERING={"gloo"}):
+        return astray(comm)
 
 
 def dies(comm):
@@ -233,7 +268,6 @@ if __name__ == "__main__":
         world_size=int(world_size),
         timeout=timedelta(seconds=LIMIT / 2),
     )
-    works = {"shards": shards, "rejected": rejected, "types": types, "dies": dies, "hangs": hangs}
-    done = works[chosen](communicator.TorchCommunicator())
+    done = globals()[chosen](communicator.TorchCommunicator())
     dist.destroy_process_group()
     print(json.dumps(done))  # noqa: T201

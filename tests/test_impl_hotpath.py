@@ -72,7 +72,7 @@ class Into(Echo):
         self.calls += 1
 
 
-PACKED = ["copy_", "unbind", "aminmax", "copy_"]
+PACKED = ["copy_", "unbind", "aminmax", "copy_", "fill_"]
 TO_THE_HOST = ["slice", "slice", "unbind", "unbind", *["copy_"] * 4]
 
 

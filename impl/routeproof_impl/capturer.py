@@ -24,6 +24,9 @@ from routeproof_impl.steps import OpenStep
 
 Mode = Literal["deferred", "per-layer"]
 
+_STEPS = 2**31
+"""Steps until their numbers start anew."""
+
 _WIDE = frozenset({torch.int64, torch.uint64})
 _PLAIN = frozenset({torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32})
 _MOVED_AS_IS = frozenset({torch.int32, torch.int64, torch.uint8, torch.int8})
@@ -88,6 +91,7 @@ class RoutedExpertsCapturer:
         self._snapshot: Snapshot | None = None
         self._received: Received | None = None
         self._written: set[int] = set()
+        self._begun = 0
         self._scratch: torch.Tensor | None = None
         shape = (config.max_tokens, config.layers, config.top_k)
         with torch.inference_mode(mode=False):
@@ -110,6 +114,7 @@ class RoutedExpertsCapturer:
         """
         self._open_storage()
         self._received = None
+        self._begun = (self._begun + 1) % _STEPS
         if self._step is not None:
             self._drop(self._step)
         try:
@@ -172,7 +177,7 @@ class RoutedExpertsCapturer:
         if publisher is not None:
             publisher.before_reuse()
         digest = summary.digest_on(storage.device)
-        received = self._packer.gather(storage, blocks, digest) if blocks else None
+        received = self._packer.gather(storage, blocks, digest, self._begun) if blocks else None
         if publisher is None:
             return
         if received is not None and summary.mixed:

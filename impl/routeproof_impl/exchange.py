@@ -15,7 +15,12 @@ HEADER: Final = 4
 LOW: Final = 0
 HIGH: Final = 1
 DIGEST: Final = 2
-"""The header, in int32: lowest and highest id of the real rows, digest of the captured layers, nothing."""
+STEP: Final = 3
+"""The header, in int32: lowest and highest id of the real rows, digest of the captured layers, step.
+
+The step is its number at the rank: rows of another one would be read where a rank, given other row
+counts than the rest of its group, has left a gather out (COL-01).
+"""
 
 HEADER_BYTES: Final = 4 * HEADER
 
@@ -93,7 +98,7 @@ class Received:
 class Exchange:
     """All views of one gather of the same blocks, made once for the steps that repeat it."""
 
-    __slots__ = ("copies", "header", "mine", "received", "room", "spans")
+    __slots__ = ("copies", "header", "mine", "number", "received", "room", "spans")
 
     def __init__(
         self, storage: torch.Tensor, room: torch.Tensor, blocks: tuple[Block, ...], rank: Rank, form: Form
@@ -103,6 +108,7 @@ class Exchange:
         self.room = room if rank.publishes else None
         self.mine = room.narrow(0, 0, room.numel() // (tp if rank.publishes else 1))
         self.header = self.mine.narrow(0, 0, HEADER_BYTES).view(torch.int32)
+        self.number = self.header.select(0, STEP)
         self.copies = [
             (rows, storage.narrow(0, block.offset, block.shard))
             for rows, block in zip(form.rows(self.mine, blocks), blocks, strict=True)
@@ -118,7 +124,7 @@ class Exchange:
 
 
 def note(spans: Sequence[torch.Tensor], digest: torch.Tensor, header: torch.Tensor) -> None:
-    """Write the header of these rows: device work only, no value is read."""
+    """Write the header of these rows, the step aside: device work only, no value is read."""
     low, high, mark, _ = header.unbind(0)
     if spans:
         torch.aminmax(spans[0], out=(low, high))

@@ -7,7 +7,18 @@ import torch
 from routeproof_spec import CaptureConfig, Rank
 
 from routeproof_impl.communicator import Communicator, gathers_into
-from routeproof_impl.exchange import DIGEST, HEADER_BYTES, HIGH, LOW, Block, Exchange, Form, Received, note
+from routeproof_impl.exchange import (
+    DIGEST,
+    HEADER_BYTES,
+    HIGH,
+    LOW,
+    STEP,
+    Block,
+    Exchange,
+    Form,
+    Received,
+    note,
+)
 
 KEPT: Final = 64
 """Gathers whose views are kept."""
@@ -40,17 +51,18 @@ class Packer:
         return self._bytes.numel()
 
     def gather(
-        self, storage: torch.Tensor, blocks: tuple[Block, ...], digest: torch.Tensor
+        self, storage: torch.Tensor, blocks: tuple[Block, ...], digest: torch.Tensor, number: int
     ) -> Received | None:
         """Send the shards of all layers to TP rank 0, in one collective; None on other ranks.
 
-        Every rank of the group calls it with the same blocks. Raise RuntimeError where the
-        communicator gives something else than a gather.
+        `number`: that of the step. Every rank of the group calls it with the same blocks. Raise
+        RuntimeError where the communicator gives something else than a gather.
         """
         exchange = self._exchanges.get(blocks) or self._exchange(storage, blocks)
         for target, source in exchange.copies:
             target.copy_(source)
         note(exchange.spans, digest, exchange.header)
+        exchange.number.fill_(number)
         self._comm.gather_into(exchange.mine, exchange.room)
         return exchange.received
 
@@ -90,14 +102,15 @@ class Packer:
         """Write gathered rows back into the storage, in own-row order.
 
         `layers`: those of each block to write; None: all. The shard of this rank is in its place
-        already. Rows of a rank that had an id out of range or other layers than this one read -1
-        throughout.
+        already. Rows of a rank that had an id out of range, other layers than this one or another step read
+        -1 throughout.
         """
         headers = received.headers
         wrong = (
             (headers.select(1, LOW) < 0)
             | (headers.select(1, HIGH) >= self._experts)
             | (headers.select(1, DIGEST) != headers.select(0, 0).select(0, DIGEST))
+            | (headers.select(1, STEP) != headers.select(0, 0).select(0, STEP))
         )
         for number, block in enumerate(received.blocks):
             ranges = [(0, storage.shape[1])] if layers is None else list(runs(sorted(layers[number])))

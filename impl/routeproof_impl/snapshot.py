@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from routeproof_spec import CapacityError, ExpertIdError, StepError
 
-from routeproof_impl.exchange import DIGEST, HEADER, HIGH, LOW
+from routeproof_impl.exchange import DIGEST, HEADER, HIGH, LOW, STEP
 
 _BYTE, _SHORT = 256, 65_536
 
@@ -103,8 +103,9 @@ class Snapshot:
     """The rows of one step, [R, L, K] on the host, unchanged by later steps (SNP-01, SNP-03).
 
     Making one waits for nothing. Reading it waits for the copy, and raises ExpertIdError if an
-    id was outside [0, E) (IDS-02), StepError if the TP ranks did not capture the same layers.
-    Its memory is used again once the snapshot and every array or tensor read from it are gone.
+    id was outside [0, E) (IDS-02), StepError if the TP ranks did not capture the same layers, or
+    not in the same step. Its memory is used again once the snapshot and every array or tensor
+    read from it are gone.
     """
 
     def __init__(
@@ -155,6 +156,11 @@ class Snapshot:
             self._copied.synchronize()
         headers = self._lease.slot.notes[: len(self._ranks)].tolist()
         for rank, header in zip(self._ranks, headers, strict=True):
+            if header[STEP] != headers[0][STEP]:
+                raise StepError(
+                    f"TP rank {rank} sent the rows of its step {header[STEP]}, TP rank 0 is at its step "
+                    f"{headers[0][STEP]}: they were not given the same steps and row counts (COL-01)"
+                )
             if header[DIGEST] != headers[0][DIGEST]:
                 raise StepError(
                     f"TP rank {rank} did not capture the same layers as TP rank 0: the rows are not whole"
