@@ -231,9 +231,9 @@ class Pair:
         counts = step.context.counts or ()
         own, before = counts[step.dp], self.subjects[0].buffer()
         self.stamp = (self.stamp + 1) % STAMPS
+        self._begin(step)
         for tp in reversed(range(ranks)):
             subject, model = self.subjects[tp], self.models[tp]
-            subject.begin_step(step.context)
             model.begin_step(step.context)
             for number, n in enumerate(chosen):
                 for layer in range(FORMS * number, FORMS * (number + 1)):
@@ -244,6 +244,11 @@ class Pair:
             subject.end_step()
             model.end_step()
         return self._collectives(chosen) or self._left(chosen, own, before) or self._published(step, chosen)
+
+    def _begin(self, step: Step) -> None:
+        """Begin on all ranks, those that do nothing more in this step too."""
+        for subject in self.subjects:
+            subject.begin_step(step.context)
 
     def _collectives(self, chosen: list[int]) -> str:
         issued, needed = len(self.group.members[0].sent), FORMS * len(self.model_group.members[0].sent)
@@ -278,7 +283,7 @@ class Pair:
     def _refused(self, step: Step, refused: dict[int, str]) -> str:
         subject = self.subjects[0]
         before = subject.buffer()
-        subject.begin_step(step.context)
+        self._begin(step)
         for n, expected in refused.items():
             try:
                 subject.capturer.capture(0, self.tables.ids(0, 0, 0, n))
