@@ -1,5 +1,7 @@
 """The packed gather: one collective a step, whatever layouts its layers have."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -100,6 +102,87 @@ def test_microbatches_of_shards_alone():
     results, calls = on(2, work)
     assert results[0] == (ids[[0, 1, 2, 4, 5, 6]].tolist(), [*ids[:3].tolist(), [0, 0], *ids[4:].tolist()])
     assert calls == [chunk(2, 2)] * 2
+
+
+HALVES = tuple(Microbatch(offset=4 * i, counts=(4,), real=(real,)) for i, real in enumerate((3, 4)))
+
+
+def test_padding_of_a_microbatch_is_not_published():
+    ids = tokens(8)[0]
+
+    def work(capturer, rank):
+        capturer.begin_step(counted(8, real=(7,), microbatches=HALVES))
+        for part in (0, 1):
+            capturer.capture(0, shard(ids[4 * part : 4 * part + 4], rank, 2), part)
+        capturer.end_step()
+        got = capturer.snapshot()
+        return None if got is None else got.numpy()[:, 0].tolist()
+
+    assert on(2, work)[0][0] == ids[[0, 1, 2, 4, 5, 6, 7]].tolist()
+
+
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize("bad", [-1, 8])
+def test_an_id_out_of_range_in_one_microbatch(part, bad):
+    def work(capturer, rank):
+        rows = tokens(8)[0]
+        rows[4 * part] = torch.tensor([bad, 1])
+        capturer.begin_step(counted(8, real=(7,), microbatches=HALVES))
+        for number in (0, 1):
+            capturer.capture(0, shard(rows[4 * number : 4 * number + 4], rank, 2), number)
+        capturer.end_step()
+        return capturer.snapshot()
+
+    with pytest.raises(ExpertIdError, match="TP rank 0"):
+        on(2, work)[0][0].numpy()
+
+
+def test_a_rank_without_real_rows_says_nothing_of_earlier_ones():
+    def work(capturer, rank):
+        rows = tokens(4)[0]
+        rows[3, 0] = -5
+        for real in (4, 1):
+            got = step(capturer, counted(4, real=(real,)), shard(rows, rank, 2))
+        return got
+
+    assert on(2, work)[0][0].numpy()[:, 0].tolist() == tokens(4)[0][:1].tolist()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda rows: None,  # noqa: ARG005
+        lambda rows: rows,
+        lambda rows: torch.cat([rows, rows])[:-1],
+        lambda rows: torch.cat([rows, rows]).to(torch.int8),
+    ],
+)
+def test_what_is_no_gather_is_an_error(given, monkeypatch):
+    monkeypatch.setattr(Echo, "gather", lambda _, rows, dst=0: given(rows) if dst == 0 else None)
+    capturer = alone(Echo(0, 2), place(tp=2))
+    capturer.begin_step(counted(4))
+    capturer.capture(0, tokens(2)[0])
+    with pytest.raises(RuntimeError, match=r"communicator gathered .*, expected"):
+        capturer.end_step()
+    assert capturer.snapshot() is None
+    monkeypatch.undo()
+    assert step(capturer, counted(4), tokens(2)[0]).numpy()[:, 0].tolist() == tokens(2)[0].tolist() * 2
+
+
+def test_memory_that_was_too_small_is_let_go():
+    capturer = alone(Echo(0, 2), place(tp=2), max_tokens=12, layers=8)
+    ids = tokens(2, layers=8)
+    step(capturer, counted(4), *ids)
+    small = weakref.ref(capturer._packer._bytes)
+    parts = tuple(Microbatch(offset=3 * i, counts=(3,), real=(3,)) for i in range(4))
+    capturer.begin_step(counted(12, microbatches=parts))
+    for layer, rows in enumerate(ids):
+        for part in range(4):
+            capturer.capture(layer, rows, part)
+    capturer.end_step()
+    assert small() is None
+    want = torch.cat([ids, ids], 1).permute(1, 0, 2)
+    assert step(capturer, counted(4), *ids).numpy().tolist() == want.tolist()
 
 
 def test_more_microbatches_than_the_preallocated_room():
