@@ -36,7 +36,8 @@ class RoutedExpertsCapturer:
     """Records the expert ids that a router chose, for every token and captured layer of a step.
 
     Calls on every rank of a TP group, in this order: `begin_step`, `capture` once per layer and
-    microbatch, `end_step`; then `snapshot` gives the rows at the publisher, TP rank 0. All
+    microbatch, `end_step`; then `snapshot` gives the rows at the publisher, TP rank 0. Steps are
+    counted by `begin_step`, and rows of another number are refused (COL-01). All
     checks of a call come before its first collective and its first write (COL-05), so that a
     rejected call leaves the buffer as it was (BUF-02); its step publishes nothing, and the next
     `begin_step` starts afresh. `capture` and `end_step` only queue device work (COL-07).
