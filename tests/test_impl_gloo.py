@@ -95,6 +95,7 @@ def test_collectives_move_every_integer_type(size, tmp_path):
         assert set(result["own gather went through"].values()) == {"gather"}
         assert set(result["fallback went through"].values()) == {"all_gather"}
     assert all(result["strided"] for result in results)
+    assert [result["backends"] for result in results] == [["_sent", "_sent"]] * size
     assert [result["subgroup"] for result in results] == ([[0, 2], [1, 2]] * 2)[:size]
 
 
@@ -205,6 +206,13 @@ def types(comm):
         comm.all_gather(torch.zeros((2, 3)).t())
     except ValueError:
         result["strided"] = True
+    result["backends"] = []
+    for backend in ("cpu:gloo", "cpu:gloo,cuda:gloo"):
+        mixed = communicator.TorchCommunicator(dist.new_group(backend=backend))
+        with Watch(mixed) as watch:
+            gathered = as_list(mixed.gather(torch.tensor([mixed.rank])))
+        right = gathered == (list(range(comm.size)) if comm.rank == 0 else None)
+        result["backends"].append(watch.seen if right else gathered)
     pairs = [dist.new_group([first, first + 1]) for first in range(0, comm.size, 2)]
     pair = communicator.TorchCommunicator(pairs[comm.rank // 2])
     mine = torch.tensor([comm.rank])

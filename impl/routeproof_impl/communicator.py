@@ -89,7 +89,7 @@ class TorchCommunicator:
         self._size = 1 if self._alone else dist.get_world_size(group)
         if self._rank < 0:
             raise ValueError("this process does not belong to the group")
-        self._backend = "" if self._alone else dist.get_backend(group)
+        self._backends = {} if self._alone else _backends(group)
 
     @property
     def rank(self) -> int:
@@ -134,12 +134,13 @@ class TorchCommunicator:
         if self._rank == dst and out is None:
             raise ValueError(f"rank {dst} gathers and needs somewhere to gather into")
         into = _movable(out) if self._rank == dst and out is not None else None
+        backend = self._backends.get(moved.device.type)
         if self._size == 1:
             if into is not None:
                 into.copy_(moved)
-        elif self._backend in SENDING:
+        elif backend in SENDING:
             self._sent(moved, into, dst)
-        elif self._backend in GATHERING:
+        elif backend in GATHERING:
             parts = None if into is None else list(into.chunk(self._size))
             dist.gather(moved, parts, group=self._group, group_dst=dst)
         else:
@@ -161,6 +162,12 @@ class TorchCommunicator:
             parts[dst].copy_(rows)
         for work in arriving:
             work.wait()
+
+
+def _backends(group: dist.ProcessGroup | None) -> dict[str, str]:
+    """Give the backend of each device type: a group may have one for the CPU and another for GPUs."""
+    told = (item.partition(":") for item in str(dist.get_backend_config(group)).split(","))
+    return {device: backend for device, _, backend in told}
 
 
 def _movable(rows: torch.Tensor) -> torch.Tensor:
