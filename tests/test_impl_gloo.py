@@ -192,7 +192,7 @@ def lose_a_rank(comm, end):
 
 
 def types(comm):
-    ways = {"gather": ({"gloo"}, {"nccl"}), "own gather": (set(), {"gloo"}), "fallback": (set(), set())}
+    ways = {"gather": ({"gloo"}, {"gloo"}), "own gather": (set(), {"gloo"}), "fallback": (set(), set())}
     result = {name: {} for name in ("all_gather", *ways, *(f"{way} went through" for way in ways))}
     result["strided"] = False
     for name in ("uint8", "int8", "int16", "uint16", "int32", "uint32", "int64"):

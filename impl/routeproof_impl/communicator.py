@@ -8,11 +8,11 @@ import torch.distributed as dist
 MOVABLE = frozenset({torch.uint8, torch.int8, torch.int32, torch.int64, torch.float32, torch.float64})
 """Element types that gloo and NCCL both move as they are (COL-06); others travel as bytes."""
 
-GATHERING = frozenset({"nccl", "mpi"})
-"""Backends whose own gather to one rank is the quickest way there is."""
+GATHERING = frozenset({"gloo", "nccl", "mpi"})
+"""Backends with a gather to one rank."""
 
 SENDING = frozenset({"gloo"})
-"""Backends whose gather goes through a thread of its own at each rank, and whose sends do not."""
+"""Those whose gather goes through a thread of its own at each rank; a send, of rows on the CPU, does not."""
 
 TAG = 0x5250
 """Keeps the sends of a gather apart from others in the same group."""
@@ -138,7 +138,7 @@ class TorchCommunicator:
         if self._size == 1:
             if into is not None:
                 into.copy_(moved)
-        elif backend in SENDING:
+        elif backend in SENDING and moved.device.type == "cpu":
             self._sent(moved, into, dst)
         elif backend in GATHERING:
             parts = None if into is None else list(into.chunk(self._size))
